@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, LoadConfig, LoadProgress, LogitsRow, MemoryPlan, Runner,
-    SeqId, SplitMode, Stage, StageConfig, StageOutput, VerifyItem, forward_runner,
+    Backend, DeviceError, DeviceInfo, DraftCandidates, DraftItem, LoadConfig, LoadProgress,
+    LogitsRow, MemoryPlan, Runner, SeqId, SplitMode, Stage, StageConfig, StageOutput, VerifyItem,
+    forward_runner,
 };
 
 use crate::fake::{FakeHandle, FaultKind, RunnerMethod};
@@ -34,6 +35,8 @@ pub struct StepCost {
     pub time: VirtualTime,
     /// Microseconds of a step by its rows.
     pub us: fn(usize) -> u64,
+    /// Microseconds of a draft by its sequences.
+    pub draft_us: fn(usize) -> u64,
 }
 
 /// Virtual time of the host and of stages that work on their own, in microseconds.
@@ -130,11 +133,20 @@ impl Backend for FaultyDevice {
             times.ends.len() - 1
         });
         let at = (opened, has_head);
+        // A draft of its own has no layers.
+        let time = self.time.clone().map(|cost| StepCost {
+            us: if stage.layers.is_empty() {
+                |_: usize| 0
+            } else {
+                cost.us
+            },
+            ..cost
+        });
         Ok(Box::new(FaultyStage {
             stage: self.device.open_stage(stage, progress)?,
             faults: self.faults.clone(),
             skips_steps: self.skips_steps,
-            time: self.time.clone(),
+            time,
             at,
             received_us: 0,
         }))
@@ -159,6 +171,20 @@ impl FaultyStage {
         self.faults.enter(call, &[])?;
         Ok(&mut *self.stage)
     }
+
+    /// Takes virtual time for a pass that begins at `after_us` at the earliest, and for which the
+    /// host may wait.
+    fn take(&self, us: u64, after_us: u64, host_waits: bool) {
+        let Some(StepCost { time, .. }) = &self.time else {
+            return;
+        };
+        let mut times = time.lock();
+        let begin = times.host.max(times.ends[self.at.0]).max(after_us);
+        times.ends[self.at.0] = begin + us;
+        if host_waits {
+            times.host = begin + us;
+        }
+    }
 }
 
 impl Runner for FaultyStage {
@@ -166,7 +192,7 @@ impl Runner for FaultyStage {
         export, import, import_at);
     forward_runner!(self => self.entered(RunnerMethod::Open)?; open);
     forward_runner!(self => self.entered(RunnerMethod::Prefill)?; prefill);
-    forward_runner!(self => self.entered(RunnerMethod::Draft)?; draft, draft_mtp);
+    forward_runner!(self => self.entered(RunnerMethod::Draft)?; draft_mtp);
     forward_runner!(self => self.entered(RunnerMethod::Commit)?; commit);
     forward_runner!(self => self.entered(RunnerMethod::Discard)?; discard);
     forward_runner!(self => self.entered(RunnerMethod::Snapshot)?; snapshot);
@@ -177,17 +203,40 @@ impl Runner for FaultyStage {
         if self.skips_steps {
             return Ok(vec![Vec::new(); items.len()]);
         }
-        if let Some(StepCost { time, us }) = &self.time {
-            let (i, has_head) = self.at;
-            let mut times = time.lock();
-            let begin = times.host.max(times.ends[i]).max(self.received_us);
-            let end = begin + us(items.iter().map(|item| item.tree.len()).sum());
-            times.ends[i] = end;
-            if has_head {
-                times.host = end;
-            }
+        if let Some(StepCost { us, .. }) = &self.time {
+            let us = us(items.iter().map(|item| item.tree.len()).sum());
+            self.take(us, self.received_us, self.at.1);
         }
         self.stage.verify(items)
+    }
+
+    fn begin_verify(&mut self, items: &[VerifyItem<'_>]) -> Result<(), DeviceError> {
+        self.faults.enter(RunnerMethod::Verify, &[])?;
+        if let Some(StepCost { us, .. }) = &self.time {
+            let us = us(items.iter().map(|item| item.tree.len()).sum());
+            self.take(us, self.received_us, false);
+        }
+        self.stage.begin_verify(items)
+    }
+
+    fn finish_verify(&mut self) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        if let Some(StepCost { time, .. }) = &self.time {
+            let mut times = time.lock();
+            times.host = times.host.max(times.ends[self.at.0]);
+        }
+        self.stage.finish_verify()
+    }
+
+    fn draft(
+        &mut self,
+        items: &[DraftItem],
+        depth: usize,
+        k: usize,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        if let Some(StepCost { draft_us, .. }) = &self.time {
+            self.take(draft_us(items.len()), 0, true);
+        }
+        self.entered(RunnerMethod::Draft)?.draft(items, depth, k)
     }
 }
 

@@ -123,8 +123,8 @@ pub enum DraftDevice {
     First,
 }
 
-/// Compares `stages` with `one` device: prompts, trees of two sequences in one call, commits,
-/// discards and drafts; snapshots in bytes, and saved by either and restored by the other.
+/// Compares `stages` with `one` device: prompts, trees of two sequences in one call and in turn,
+/// commits, discards and drafts; snapshots in bytes, and saved by either and restored by the other.
 ///
 /// # Errors
 /// The first difference.
@@ -301,6 +301,7 @@ fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
             runner.commit(&[commit(seqs[0], &path), commit(seqs[1], &other)])?;
         }
     }
+    results.append(&mut in_turn(&mut runner, seqs)?);
     let saved = runner.snapshot(seqs[0], SnapshotLocation::Host)?;
     results.push(("snapshot", format!("{}", saved.position)));
     let mut snapshot = Vec::new();
@@ -317,6 +318,51 @@ fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
         rows: whole_rows,
         snapshot,
     })
+}
+
+/// Two sequences in turn: one drafts and its verify begins before that of the other ends. A runner
+/// that cannot begin verifies where the rows are due.
+fn in_turn(
+    runner: &mut dyn Runner,
+    seqs: [SeqId; 2],
+) -> Result<Vec<(&'static str, String)>, StageFailure> {
+    const TURNS: usize = 4;
+    let begins = runner.info().begins_verify;
+    let mut results = Vec::new();
+    let mut begun: Option<(SeqId, Tree, Vec<LogitsRequest>)> = None;
+    for turn in 0..=TURNS {
+        let mut next = None;
+        if turn < TURNS {
+            let seq = seqs[turn % 2];
+            results.push(("draft in turn", drafted(runner, &[seq])?));
+            let tree = Tree::chain(&text(runner, 3 + turn % 2, 70 + turn))?;
+            let requests = vec![LogitsRequest::full(); tree.len()];
+            if begins {
+                runner.begin_verify(&[VerifyItem {
+                    seq,
+                    tree: &tree,
+                    requests: &requests,
+                }])?;
+            }
+            next = Some((seq, tree, requests));
+        }
+        if let Some((seq, tree, requests)) = begun.take() {
+            let rows = if begins {
+                runner.finish_verify()?
+            } else {
+                runner.verify(&[VerifyItem {
+                    seq,
+                    tree: &tree,
+                    requests: &requests,
+                }])?
+            };
+            results.push(("verify in turn", format!("{rows:?}")));
+            let path = tree.path_to(NodeIdx(1));
+            runner.commit(&[CommitItem { seq, path: &path }])?;
+        }
+        begun = next;
+    }
+    Ok(results)
 }
 
 /// Results and rows.
@@ -386,6 +432,6 @@ struct Forward<'a>(&'a mut dyn Runner);
 
 impl Runner for Forward<'_> {
     contract::forward_runner!(self => self.0; info, capacity, open, close, prefill, draft,
-        draft_logits, draft_mtp, verify, commit, discard, snapshot, restore, free_snapshot, detach,
-        export, import, import_at);
+        draft_logits, draft_mtp, verify, begin_verify, finish_verify, commit, discard, snapshot,
+        restore, free_snapshot, detach, export, import, import_at);
 }

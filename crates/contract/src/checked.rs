@@ -3,7 +3,7 @@
 //! It tracks open sequences, positions and pending trees, and refuses an invalid call with
 //! [`DeviceError::InvalidCall`] before the device sees it. All tests and debug builds use it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{Read, Write};
 
 use crate::protocol::{CallValidator, SequenceState, invalid_call, push_mtp_row};
@@ -19,6 +19,8 @@ pub struct CheckedRunner<R> {
     inner: R,
     sequences: BTreeMap<SeqId, Slot>,
     snapshots: HashMap<SnapshotId, usize>,
+    /// The trees of calls that have begun, the earliest first.
+    begun: VecDeque<Vec<(SeqId, Tree)>>,
 }
 
 struct Slot {
@@ -53,6 +55,24 @@ impl<R: Runner> CheckedRunner<R> {
             inner,
             sequences: BTreeMap::new(),
             snapshots: HashMap::new(),
+            begun: VecDeque::new(),
+        }
+    }
+
+    /// Refuses a call on a sequence whose verify has begun.
+    fn require_ended(&self, call: &'static str, seq: SeqId) -> Result<(), DeviceError> {
+        let mut trees = self.begun.iter().flatten();
+        match trees.find(|(begun, _)| *begun == seq) {
+            Some(_) => Err(invalid_call(call, format!("the verify of {seq} has begun"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a pass while a verify has begun.
+    fn require_none_begun(&self, call: &'static str) -> Result<(), DeviceError> {
+        match self.begun.len() {
+            0 => Ok(()),
+            n => Err(invalid_call(call, format!("{n} verify calls have begun"))),
         }
     }
 
@@ -106,6 +126,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError> {
         const CALL: &str = "prefill";
+        self.require_none_begun(CALL)?;
         self.validator().prefill(seq, tokens, requests)?;
         let chunk = self.inner.info().limits.prefill_chunk;
         if tokens.is_empty() || tokens.len() > chunk {
@@ -180,6 +201,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        self.require_none_begun("verify")?;
         self.validator().verify(items)?;
         let rows = self.inner.verify(items)?;
         for item in items {
@@ -191,7 +213,47 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         Ok(rows)
     }
 
+    fn begin_verify(&mut self, items: &[VerifyItem<'_>]) -> Result<(), DeviceError> {
+        const CALL: &str = "begin_verify";
+        self.validator().verify(items)?;
+        if !self.inner.info().begins_verify || self.begun.len() > 1 {
+            let detail = format!("{} calls have begun, or none may", self.begun.len());
+            return Err(invalid_call(CALL, detail));
+        }
+        self.inner.begin_verify(items)?;
+        let trees = items.iter().map(|item| (item.seq, item.tree.clone()));
+        self.begun.push_back(trees.collect());
+        for item in items {
+            if let Some(slot) = self.sequences.get_mut(&item.seq) {
+                slot.pending = Some(item.tree.clone());
+                slot.mtp_depths.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_verify(&mut self) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        let Some(trees) = self.begun.pop_front() else {
+            return Err(invalid_call(
+                "finish_verify",
+                "nothing has begun".to_owned(),
+            ));
+        };
+        let rows = self.inner.finish_verify();
+        if rows.is_err() {
+            for (seq, _) in &trees {
+                if let Some(slot) = self.sequences.get_mut(seq) {
+                    slot.pending = None;
+                }
+            }
+        }
+        rows
+    }
+
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
+        items
+            .iter()
+            .try_for_each(|item| self.require_ended("commit", item.seq))?;
         self.validator().commit(items)?;
         self.inner.commit(items)?;
         for item in items {
@@ -204,6 +266,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
     }
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        self.require_ended("discard", seq)?;
         self.validator().discard(seq)?;
         if let Some(slot) = self.sequences.get_mut(&seq) {
             slot.pending = None;

@@ -82,6 +82,19 @@ macro_rules! forward_runner {
             $inner.verify(items)
         }
     };
+    (@ begin_verify $this:ident $inner:expr) => {
+        fn begin_verify(
+            &mut $this,
+            items: &[$crate::VerifyItem<'_>],
+        ) -> Result<(), $crate::DeviceError> {
+            $inner.begin_verify(items)
+        }
+    };
+    (@ finish_verify $this:ident $inner:expr) => {
+        fn finish_verify(&mut $this) -> Result<Vec<Vec<$crate::LogitsRow>>, $crate::DeviceError> {
+            $inner.finish_verify()
+        }
+    };
     (@ commit $this:ident $inner:expr) => {
         fn commit(&mut $this, items: &[$crate::CommitItem<'_>]) -> Result<(), $crate::DeviceError> {
             $inner.commit(items)
@@ -152,6 +165,6 @@ macro_rules! forward_runner {
 
 impl Runner for Box<dyn Runner> {
     forward_runner!(self => (**self); info, capacity, open, close, prefill, draft, draft_logits,
-        draft_mtp, verify, commit, discard, snapshot, restore, free_snapshot, detach, export,
-        import, import_at);
+        draft_mtp, verify, begin_verify, finish_verify, commit, discard, snapshot, restore,
+        free_snapshot, detach, export, import, import_at);
 }

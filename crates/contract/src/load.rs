@@ -234,6 +234,9 @@ pub struct RunnerInfo {
     /// Whether results are batch-invariant: a tree node equals its token decoded alone, bit for
     /// bit, so speculation changes no text.
     pub batch_invariant: bool,
+    /// Whether [`Runner::begin_verify`](crate::Runner::begin_verify) may be called: some devices
+    /// then work on trees while others draft, or verify other trees.
+    pub begins_verify: bool,
     /// Splits of a prompt at multiples of this many tokens do not change a bit.
     pub prefill_align: usize,
     /// Bytes in use, by purpose.

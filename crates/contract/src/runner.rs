@@ -124,6 +124,27 @@ pub trait Runner {
     /// one node is plain decoding; a tree without branches is chain speculation.
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError>;
 
+    /// Begins a [`Runner::verify`] and returns before it ends; [`Runner::finish_verify`] gives its
+    /// rows. Only where [`RunnerInfo::begins_verify`] says so.
+    ///
+    /// At most two may have begun. Until theirs is finished, no call may name these sequences, and
+    /// `prefill` and `verify` may not be called at all.
+    fn begin_verify(&mut self, items: &[VerifyItem<'_>]) -> Result<(), DeviceError> {
+        Err(DeviceError::InvalidCall {
+            call: "begin_verify",
+            detail: format!("{} trees, but the runner verifies at once", items.len()),
+        })
+    }
+
+    /// Ends the earliest verify that has begun, and returns what [`Runner::verify`] returns. After
+    /// an error none of its trees is pending.
+    fn finish_verify(&mut self) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        Err(DeviceError::InvalidCall {
+            call: "finish_verify",
+            detail: "nothing has begun".to_owned(),
+        })
+    }
+
     /// Commits one path of each pending tree; the sequence advances by `path.len()`.
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError>;
 

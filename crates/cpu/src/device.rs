@@ -115,6 +115,7 @@ impl CpuBackend {
             narrow_draft: config.draft.as_ref().and_then(|draft| draft.spec.narrow()),
             mtp: config.target.mtp.as_ref().map(|_| MtpInfo::DEFAULT),
             batch_invariant: true,
+            begins_verify: false,
             prefill_align: CHUNK,
             memory,
         };

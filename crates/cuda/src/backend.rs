@@ -331,6 +331,8 @@ impl CudaBackend {
                 ..MtpInfo::DEFAULT
             }),
             batch_invariant: layout.numerics == Numerics::BatchInvariant,
+            // Of a stage: the rows of a whole model are due at once.
+            begins_verify: part.stage.draft_apart && part.stage.has_head(),
             prefill_align: PREFILL_ALIGN,
             memory,
         };

@@ -404,7 +404,11 @@ fn drafts_on_another_gpu_have_the_bits_of_one_gpu() {
         limits: drafting_config().limits,
         ..synthetic(*kind)
     });
-    let both = drafting_config();
+    // Where steps may also be in turn, beside drafts.
+    let both = LoadConfig {
+        batch_invariant: true,
+        ..drafting_config()
+    };
     let all: Vec<LoadConfig> = [both, only_mtp].into_iter().chain(later).collect();
     for (as_large_model, rows_through_host, configs) in
         [(false, false, &all[..]), (true, true, &all[..1])]

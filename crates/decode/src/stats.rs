@@ -129,6 +129,8 @@ pub struct Stats {
     pub chunks: u64,
     /// Decode steps.
     pub decode_steps: u64,
+    /// Those of them that were steps of one of two groups in turn.
+    pub alternating_steps: u64,
     /// Sequences summed over decode steps; divided by `decode_steps`, the mean batch.
     pub batch_size_sum: u64,
     /// The largest batch so far.

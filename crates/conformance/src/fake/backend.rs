@@ -49,7 +49,8 @@ impl Backend for FakeBackend {
         if !stage.is_last() {
             (spec.draft, spec.mtp) = (None, None);
         }
-        let runner = self.runner(&stage.model, spec);
+        let mut runner = self.runner(&stage.model, spec);
+        runner.info.begins_verify = stage.draft_apart && stage.has_head();
         Ok(Box::new(FakeStage::new(runner, stage.is_first())))
     }
 }

@@ -165,6 +165,7 @@ impl FakeRunner {
                 narrow_draft: None,
                 mtp: spec.mtp.map(drafts::mtp_info),
                 batch_invariant: true,
+                begins_verify: false,
                 prefill_align: spec.prefill_align,
                 memory: MemoryPlan::default(),
             },

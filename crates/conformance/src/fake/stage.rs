@@ -19,6 +19,8 @@ pub(super) struct FakeStage {
     /// Rows received for the next pass.
     received: Option<usize>,
     output: FakeRows,
+    /// The rows of the verify that has begun.
+    begun: Option<Vec<Vec<LogitsRow>>>,
 }
 
 /// Rows of the last pass.
@@ -31,6 +33,7 @@ impl FakeStage {
             is_first,
             received: None,
             output: FakeRows(0),
+            begun: None,
         }
     }
 
@@ -64,6 +67,17 @@ impl Runner for FakeStage {
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.begin(items.iter().map(|item| item.tree.len()).sum())?;
         self.runner.verify(items)
+    }
+
+    fn begin_verify(&mut self, items: &[VerifyItem<'_>]) -> Result<(), DeviceError> {
+        self.begun = Some(self.verify(items)?);
+        Ok(())
+    }
+
+    fn finish_verify(&mut self) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        let detail = || "nothing has begun".to_owned();
+        let begun = self.begun.take();
+        begun.ok_or_else(|| invalid_call("finish_verify", detail()))
     }
 }
 

@@ -218,7 +218,8 @@ impl Backend for SplitBackend {
             before += of_stage;
             stages.push(name, opened)?;
         }
-        let info = self.info(&config, &stages)?;
+        let with_layers = configs.iter().filter(|(_, of)| !of.layers.is_empty());
+        let info = self.info(&config, &stages, with_layers.count())?;
         let layers = configs.into_iter().map(|(_, stage)| stage.layers).collect();
         let target = config.target.clone();
         let mut runner = SplitRunner::new(info, stages, (layers, sections(&config)), self.groups);
@@ -299,11 +300,21 @@ impl SplitBackend {
     }
 
     /// The properties of all stages together: the least of each.
-    fn info(&self, config: &LoadConfig, stages: &Stages) -> Result<RunnerInfo, DeviceError> {
+    fn info(
+        &self,
+        config: &LoadConfig,
+        stages: &Stages,
+        n_with_layers: usize,
+    ) -> Result<RunnerInfo, DeviceError> {
         let all = || stages.iter().map(Runner::info);
         let last = all().last();
         let page_size = all().map(|info| info.pool.page_size).max().unwrap_or(1);
         let tokens = all().map(|info| info.pool.tokens()).min().unwrap_or(0);
+        let batch_invariant = all().all(|info| info.batch_invariant);
+        // Tensor shards work on every pass together. Other groups would change the bits of devices
+        // that are not batch-invariant.
+        let begins_in_head = stages.len() > 1 && all().any(|info| info.begins_verify);
+        let overlaps = self.mode == SplitMode::Layer && (n_with_layers > 1 || begins_in_head);
         Ok(RunnerInfo {
             device: self.probe()?,
             vocab: config.target.vocab,
@@ -317,7 +328,8 @@ impl SplitBackend {
             draft_depth: last.and_then(|info| info.draft_depth),
             narrow_draft: last.and_then(|info| info.narrow_draft),
             mtp: last.and_then(|info| info.mtp),
-            batch_invariant: all().all(|info| info.batch_invariant),
+            batch_invariant,
+            begins_verify: overlaps && batch_invariant && self.groups != StepGroups::One,
             prefill_align: all().map(|info| info.prefill_align).max().unwrap_or(1),
             memory: all().fold(MemoryPlan::default(), |sum, info| sum.plus(&info.memory)),
         })

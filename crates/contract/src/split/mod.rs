@@ -5,7 +5,9 @@
 //! ([`SplitMode::Tensor`]) every stage has a shard of all layers.
 
 mod backend;
+mod begun;
 mod groups;
+mod in_turn;
 mod runner;
 mod sections;
 mod shards;

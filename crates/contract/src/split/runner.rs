@@ -1,10 +1,11 @@
 //! The stages of a model as one [`Runner`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::begun::BegunVerify;
 use super::groups::{GroupTimes, StepGroups};
 use super::sections::{JoinedSnapshot, StageSections};
 use super::shards::ShardedState;
@@ -38,6 +39,11 @@ pub(super) struct SplitRunner {
     /// The last id of a sequence or snapshot.
     next_id: u64,
     pub(super) times: GroupTimes,
+    /// Verify calls that have begun, the earliest first.
+    pub(super) begun: VecDeque<BegunVerify>,
+    /// Whether the stage with the LM head begins a verify too: it has all layers, and the draft is
+    /// elsewhere.
+    pub(super) begins_in_head: bool,
 }
 
 /// One open sequence.
@@ -68,7 +74,9 @@ impl SplitRunner {
         groups: StepGroups,
     ) -> SplitRunner {
         let times = GroupTimes::new(groups, info.batch_invariant);
+        let is_single = layers.iter().filter(|of| !of.is_empty()).count() == 1;
         SplitRunner {
+            begins_in_head: info.begins_verify && is_single,
             info,
             stages,
             head: layers.iter().rposition(|of| !of.is_empty()).unwrap_or(0),
@@ -79,6 +87,7 @@ impl SplitRunner {
             snapshots: BTreeMap::new(),
             next_id: 0,
             times,
+            begun: VecDeque::new(),
         }
     }
 
@@ -334,6 +343,14 @@ impl Runner for SplitRunner {
         self.step(items)
     }
 
+    fn begin_verify(&mut self, items: &[VerifyItem<'_>]) -> Result<(), DeviceError> {
+        self.begin(items)
+    }
+
+    fn finish_verify(&mut self) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        self.finish()
+    }
+
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         let mut ids = Vec::with_capacity(items.len());
         for item in items {
@@ -360,6 +377,7 @@ impl Runner for SplitRunner {
                 sequence.position += item.path.len();
             }
         }
+        self.begin_in_head();
         Ok(())
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct Boundary {
     taken: Option<Rc<Event>>,
     /// Recorded behind each upload of a header.
     uploaded: Event,
+    /// Recorded behind each commit.
+    committed: Event,
     /// Rows of the last pass.
     n_rows: usize,
     /// Bucket of the last pass.
@@ -92,6 +94,7 @@ impl Boundary {
             done: Event::new(gpu)?,
             taken: None,
             uploaded: Event::new(gpu)?,
+            committed: Event::new(gpu)?,
             n_rows: 0,
             bucket: 0,
             received_rows: None,
@@ -104,6 +107,11 @@ impl Boundary {
     /// Notes the upload of a header on the main stream.
     pub(super) fn note_upload(&self, gpu: &Gpu) -> Result<(), DeviceError> {
         gpu.stream().record(&self.uploaded)
+    }
+
+    /// Notes a commit on the main stream.
+    pub(super) fn note_commit(&self, gpu: &Gpu) -> Result<(), DeviceError> {
+        gpu.stream().record(&self.committed)
     }
 
     /// Waits until the headers uploaded so far have been read.
@@ -449,6 +457,17 @@ impl Engine {
             // The next chunk of a stage is queued while this one runs.
             Some(boundary) => boundary.wait_for_uploads(),
             None => self.sync(),
+        }
+    }
+
+    /// Waits until nothing queued reads the header of a commit any more, or that of the rows of a
+    /// multi-token-prediction head behind it.
+    ///
+    /// A stage commits one group of sequences while it works on another.
+    pub(super) fn wait_for_commit_header(&mut self, has_mtp: bool) -> Result<(), DeviceError> {
+        match &self.boundary {
+            Some(boundary) if !has_mtp => boundary.committed.sync(),
+            _ => self.wait_for_headers(),
         }
     }
 

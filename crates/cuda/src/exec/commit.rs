@@ -59,7 +59,7 @@ impl Engine {
         let mut slots = paths.map(|path| path.slot as usize);
         slots.try_for_each(|slot| self.wait_for_copies(slot))?;
         self.join_commit()?;
-        self.wait_for_headers()?;
+        self.wait_for_commit_header(mtp.is_some())?;
         let bytes = step::bytes_of(commit);
         self.headers.up.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         let key = PlanKey::of_commit(commit);
@@ -69,6 +69,9 @@ impl Engine {
             self.queue_beside(key)?;
         } else {
             self.queue(key)?;
+        }
+        if let Some(boundary) = &self.boundary {
+            boundary.note_commit(&self.gpu)?;
         }
         self.keep_features(commit);
         // It reads hidden rows and writes cached rows of the head, which no commit moves.

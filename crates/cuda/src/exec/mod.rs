@@ -20,6 +20,7 @@ mod one_launch;
 mod pending_features;
 mod prefill_as_steps;
 mod regions;
+mod steps;
 mod transfers;
 
 use std::ops::Range;
@@ -46,6 +47,7 @@ use expert_slots::ExpertSlots;
 pub(crate) use launcher::{LaunchMode, Launcher};
 use pending_features::PendingFeatures;
 pub(crate) use regions::Regions;
+pub(crate) use steps::BegunStep;
 use transfers::{Downloads, Uploads, download};
 
 /// One loaded model on one GPU. Fields are dropped in order: what points at memory goes before the
@@ -321,46 +323,6 @@ impl Engine {
         let row = 4 * self.spec.hidden;
         let at = hidden.at + (slot * HIDDEN_ROWS * row) as u64;
         self.regions.zero(&self.gpu, at, row)
-    }
-
-    /// Runs a step, waits, and returns a row for each of `requests`, one per logits row of the
-    /// header.
-    pub(crate) fn step(
-        &mut self,
-        step: &mut Step,
-        requests: &[&LogitsRequest],
-    ) -> Result<Vec<LogitsRow>, DeviceError> {
-        let rows = usize::try_from(step.rows).unwrap_or(0);
-        let key = PlanKey::of_step(step);
-        if self.hands_over() {
-            // The step before may not have read its header yet.
-            self.wait_for_headers()?;
-        }
-        self.wait_for_tree_copies(step)?;
-        self.join_commit()?;
-        self.place_features(step)?;
-        let bytes = step::bytes_of(step);
-        self.headers.up.step.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        #[cfg(feature = "inspect")]
-        if self.captured_layers.is_some() {
-            let (to, plans) = (self.plans.addresses, &self.plans);
-            self.headers.up.queue(&self.gpu, to, plans, key)?;
-            self.queue_captured(key, rows)?;
-            return Ok(Vec::new());
-        }
-        self.begin_pass(rows)?;
-        self.queue(key)?;
-        self.end_pass(key, rows)?;
-        self.queue_expert_counts()?;
-        if self.hands_over() {
-            return Ok(Vec::new());
-        }
-        let edited = self.queue_edits(PlanKey::EditedStep(step::bucket(rows)), requests)?;
-        let masses = self.queue_masses(rows, edited, requests)?;
-        self.sync()?;
-        self.check_one_launch(key)?;
-        self.move_experts()?;
-        self.answer(requests, Reduced { edited, masses })
     }
 
     /// Runs a chunk and returns a row for each request `(row of the chunk, request)`. Without

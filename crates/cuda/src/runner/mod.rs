@@ -4,6 +4,7 @@
 mod drafting;
 mod pages;
 mod stage;
+mod verifying;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -11,13 +12,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use contract::protocol::{
-    CallValidator, PrefillChunks, SequenceState, invalid_call, requests_within, scatter_rows,
+    CallValidator, PrefillChunks, SequenceState, requests_within, scatter_rows,
 };
 use contract::snapshot::{ReadAt, SnapshotIdentity};
 use contract::{
     Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, DraftLogits,
-    DraftSpec, LogitsRequest, LogitsRow, LogitsSelection, MtpDraftItem, Runner, RunnerInfo, SeqId,
-    SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
+    DraftSpec, LogitsRequest, LogitsRow, MtpDraftItem, Runner, RunnerInfo, SeqId, SnapshotId,
+    SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 use crate::deferred_draft::DeferredDraft;
@@ -29,9 +30,10 @@ use crate::pinned::PinnedPool;
 use crate::snapshot::{
     CudaDetachedSnapshot, ExportContext, GpuPageCopier, ImportTarget, PageLayout, Snapshot,
 };
-use crate::step::{self, ChunkHead, Commit, Step};
+use crate::step::{self, ChunkHead, Commit};
 use drafting::DraftedRows;
 pub(crate) use stage::CudaStage;
+use verifying::BegunVerify;
 
 /// Freed page-locked memory that is kept for later states, in bytes.
 const IDLE_BYTES: usize = 1 << 30;
@@ -63,6 +65,8 @@ pub(crate) struct CudaRunner {
     windows: bool,
     /// The first fault of the GPU. Nothing runs after it.
     fault: Option<(&'static str, String)>,
+    /// The verify call that has begun.
+    begun: Option<BegunVerify>,
 }
 
 /// What the runner needs to know of a draft.
@@ -142,6 +146,7 @@ impl CudaRunner {
             next_id: 0,
             windows: options.windows,
             fault: None,
+            begun: None,
         }
     }
 
@@ -234,39 +239,6 @@ impl CudaRunner {
         let requests = requests.iter().map(|(_, ask)| ask);
         Ok(scatter_rows(requests, &mut rows.into_iter()))
     }
-
-    /// Verifies items whose nodes fit one step.
-    fn verify_pass(
-        &mut self,
-        items: &[VerifyItem<'_>],
-    ) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        let mut step = Step::new();
-        let mut requests = Vec::new();
-        for item in items {
-            let sequence = self.sequence(item.seq)?;
-            let first = usize::try_from(step.rows).unwrap_or(0);
-            step.push(sequence.slot, sequence.position, item.tree);
-            for (node, ask) in item.requests.iter().enumerate() {
-                if ask.selection != LogitsSelection::None {
-                    step.request_logits(first + node);
-                    requests.push(ask);
-                }
-            }
-        }
-        self.host.note_pass(step::ROWS);
-        let rows = self.engine.step(&mut step, &requests);
-        let mut rows = self.record_fault(rows)?.into_iter();
-        for item in items {
-            if let Some(sequence) = self.sequences.get_mut(&item.seq) {
-                sequence.pending = Some(item.tree.clone());
-                sequence.drafted.clear();
-            }
-        }
-        let answered = items
-            .iter()
-            .map(|item| scatter_rows(item.requests.iter(), &mut rows));
-        Ok(answered.collect())
-    }
 }
 
 /// Logs how long a call blocked; the GPU may work for longer.
@@ -292,16 +264,6 @@ impl Drop for CudaRunner {
         // Exports read memory that the engine frees.
         self.page_pool.wait_for_exports();
     }
-}
-
-/// Items at the front of `rest` that fit one step.
-fn fitting(rest: &[VerifyItem<'_>]) -> usize {
-    let mut nodes = 0;
-    let fits = rest.iter().take(step::TREES).take_while(|item| {
-        nodes += item.tree.len();
-        nodes <= step::ROWS
-    });
-    fits.count().max(1)
 }
 
 impl Runner for CudaRunner {
@@ -393,24 +355,15 @@ impl Runner for CudaRunner {
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        self.load_deferred_draft()?;
-        self.validator().verify(items)?;
-        if !self.windows && items.iter().any(|item| !item.tree.window().is_full()) {
-            let detail = "the device was opened without windows".to_owned();
-            return Err(invalid_call("verify", detail));
-        }
-        for item in items {
-            let position = self.sequence(item.seq)?.position;
-            self.ensure_pages(item.seq, position + item.tree.len())?;
-        }
-        let mut rows = Vec::with_capacity(items.len());
-        let mut rest = items;
-        while !rest.is_empty() {
-            let (pass, later) = rest.split_at(fitting(rest));
-            rows.append(&mut self.verify_pass(pass)?);
-            rest = later;
-        }
-        Ok(rows)
+        self.verify_all(items)
+    }
+
+    fn begin_verify(&mut self, items: &[VerifyItem<'_>]) -> Result<(), DeviceError> {
+        self.begin_pass(items)
+    }
+
+    fn finish_verify(&mut self) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        self.finish_pass()
     }
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {

@@ -51,8 +51,8 @@ impl Runner for CudaStage {
     }
 
     contract::forward_runner!(self => self.current(); open, close, prefill, draft, draft_logits,
-        draft_mtp, verify, commit, discard, snapshot, restore, free_snapshot, detach, export,
-        import, import_at);
+        draft_mtp, verify, begin_verify, finish_verify, commit, discard, snapshot, restore,
+        free_snapshot, detach, export, import, import_at);
 }
 
 impl Stage for CudaStage {

@@ -1,6 +1,6 @@
 //! The settings of a scheduler.
 
-use contract::TokenId;
+use contract::{StepGroups, TokenId};
 
 use crate::prefix::PrefixConfig;
 use crate::speculation::{Clock, SpeculationConfig};
@@ -30,6 +30,9 @@ pub struct SchedulerConfig {
     pub speculation: SpeculationConfig,
     /// The prefix cache.
     pub prefix: PrefixConfig,
+    /// How several sequences step on a runner that can begin a verify: together, or in two groups
+    /// in turn, by default as is measured to be faster.
+    pub groups: StepGroups,
     /// Times decode steps; with `None` their times stay zero.
     pub clock: Option<Clock>,
 }
@@ -45,6 +48,7 @@ impl Default for SchedulerConfig {
             max_fetched_top_k: 256,
             speculation: SpeculationConfig::default(),
             prefix: PrefixConfig::default(),
+            groups: StepGroups::default(),
             clock: None,
         }
     }

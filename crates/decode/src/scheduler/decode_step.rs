@@ -1,5 +1,7 @@
 //! One decode step over all ready sequences: draft, build trees, verify, accept, commit.
 
+use std::time::Duration;
+
 use contract::{
     CommitItem, DeviceError, LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree,
     TreePath, VerifyItem,
@@ -36,6 +38,8 @@ pub(super) struct DecodeStepResult {
     /// Over all sequences.
     pub(super) counts: StepCounts,
     pub(super) times: StepTimes,
+    /// Expected tokens of the step, if they are known.
+    pub(super) expected_tokens: Option<f64>,
     /// Whether the draft ran out of memory, so that only roots were verified.
     pub(super) draft_out_of_memory: bool,
 }
@@ -83,6 +87,45 @@ impl VerifyEntry {
     }
 }
 
+/// Trees that were proposed, and whose verify may have begun.
+pub(super) struct ProposedStep {
+    items: Vec<VerifyEntry>,
+    draft_out_of_memory: bool,
+    /// Expected tokens of all trees, if they are known.
+    expected_tokens: Option<f64>,
+    draft: Duration,
+    /// Whether the runner has begun to verify them, beside other work.
+    has_begun: bool,
+}
+
+impl ProposedStep {
+    /// The sequences of its trees.
+    pub(super) fn seqs(&self) -> impl Iterator<Item = SeqId> + Clone {
+        self.items.iter().map(|item| item.seq)
+    }
+
+    /// Drops the trees of other sequences; their verify must not have begun.
+    pub(super) fn retain(&mut self, keep: impl Fn(SeqId) -> bool) {
+        self.items.retain(|item| keep(item.seq));
+    }
+
+    /// Whether the runner has begun to verify its trees.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// Has the runner begin to verify the trees. Where it refuses, they are verified later, in one
+    /// call.
+    pub(super) fn begin(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        match runner.begin_verify(&calls(&self.items)) {
+            Ok(()) => self.has_begun = true,
+            Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
+            Err(error) => tracing::debug!(%error, "verify could not begin"),
+        }
+        Ok(())
+    }
+}
+
 /// Runs one decode step over the batch. The only error is a lost device.
 pub(super) fn decode_step(
     runner: &mut dyn Runner,
@@ -90,25 +133,94 @@ pub(super) fn decode_step(
     batch: &mut [&mut Sequence],
     clock: Clock,
 ) -> Result<DecodeStepResult, DeviceError> {
+    match propose_step(runner, proposer, batch, clock)? {
+        Ok(mut proposed) => {
+            let begun = clock();
+            let rows = verify(runner, &mut proposed.items)?;
+            let batch = batch.iter_mut().map(|sequence| Some(&mut **sequence));
+            accept_step(
+                runner,
+                proposer,
+                batch.collect(),
+                (proposed, rows, begun),
+                clock,
+            )
+        }
+        Err(failed) => Ok(failed),
+    }
+}
+
+/// Proposes a tree for each sequence of the batch, or fails all of them. The only error is a lost
+/// device.
+pub(super) fn propose_step(
+    runner: &mut dyn Runner,
+    proposer: &mut dyn TreeProposer,
+    batch: &mut [&mut Sequence],
+    clock: Clock,
+) -> Result<Result<ProposedStep, DecodeStepResult>, DeviceError> {
     let start = clock();
     let (trees, draft_out_of_memory) = match propose_trees(runner, proposer, batch) {
         Ok(proposed) => proposed,
         Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
         Err(error) => {
+            proposer.observe(&[], StepTimes::default());
             let all = batch.iter().map(|_| SequenceOutcome::Failed(error.clone()));
-            return Ok(DecodeStepResult {
+            return Ok(Err(DecodeStepResult {
                 outcomes: all.collect(),
                 ..DecodeStepResult::default()
-            });
+            }));
         }
     };
     let pairs = batch.iter_mut().zip(&trees);
-    let mut items: Vec<VerifyEntry> = pairs.map(|(s, tree)| VerifyEntry::new(s, tree)).collect();
-    let drafted = clock();
-    let verified_rows = verify(runner, &mut items)?;
+    Ok(Ok(ProposedStep {
+        items: pairs.map(|(s, tree)| VerifyEntry::new(s, tree)).collect(),
+        draft_out_of_memory,
+        expected_tokens: proposer.expected_tokens(),
+        draft: clock() - start,
+        has_begun: false,
+    }))
+}
+
+/// Waits for the rows of trees whose verify has begun; `None` where the call failed, and the trees
+/// are to be verified again. The only error is a lost device.
+pub(super) fn finish_verify(
+    runner: &mut dyn Runner,
+    proposed: &ProposedStep,
+) -> Result<Option<Vec<VerifyResult>>, DeviceError> {
+    match runner.finish_verify() {
+        Ok(rows) => Ok(Some(one_per_item(rows, &proposed.items))),
+        Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
+        Err(error) => {
+            tracing::debug!(%error, "a verify that had begun failed");
+            Ok(None)
+        }
+    }
+}
+
+/// Verifies proposed trees at once, while no verify has begun.
+pub(super) fn verify_step(
+    runner: &mut dyn Runner,
+    proposed: &mut ProposedStep,
+) -> Result<Vec<VerifyResult>, DeviceError> {
+    verify(runner, &mut proposed.items)
+}
+
+/// Ends a step whose trees are verified: accepts tokens and commits paths.
+///
+/// `batch` has the sequence of each tree, `None` where it has ended meanwhile; outcomes are those
+/// of the others. The only error is a lost device.
+pub(super) fn accept_step(
+    runner: &mut dyn Runner,
+    proposer: &mut dyn TreeProposer,
+    batch: Vec<Option<&mut Sequence>>,
+    (proposed, rows, begun): (ProposedStep, Vec<VerifyResult>, Duration),
+    clock: Clock,
+) -> Result<DecodeStepResult, DeviceError> {
     let verified = clock();
-    let mut outcomes = Vec::with_capacity(batch.len());
-    for ((sequence, item), rows) in batch.iter().zip(&items).zip(verified_rows) {
+    let entries = batch.into_iter().zip(proposed.items).zip(rows);
+    let entries = entries.filter_map(|((sequence, item), rows)| Some((sequence?, item, rows)));
+    let (mut outcomes, mut batch) = (Vec::new(), Vec::new());
+    for (sequence, item, rows) in entries {
         outcomes.push(match rows {
             Ok(rows) => match accept(sequence, &item.tree, &item.node_requests, &rows) {
                 Ok(result) => SequenceOutcome::Advanced(result),
@@ -117,6 +229,7 @@ pub(super) fn decode_step(
             Err(error) if error.is_out_of_memory() => SequenceOutcome::OutOfMemory(error),
             Err(error) => SequenceOutcome::Failed(error),
         });
+        batch.push((sequence, item));
     }
     // Sequences that end are closed next, which drops their pending nodes.
     let continuing: Vec<usize> = (0..batch.len())
@@ -125,7 +238,7 @@ pub(super) fn decode_step(
     let paths: Vec<(SeqId, &TreePath)> = continuing
         .iter()
         .filter_map(|i| match &outcomes[*i] {
-            SequenceOutcome::Advanced(result) => Some((batch[*i].seq, &result.path)),
+            SequenceOutcome::Advanced(result) => Some((batch[*i].0.seq, &result.path)),
             SequenceOutcome::OutOfMemory(_) | SequenceOutcome::Failed(_) => None,
         })
         .collect();
@@ -138,22 +251,23 @@ pub(super) fn decode_step(
     }
     let mut step = DecodeStepResult {
         outcomes,
-        draft_out_of_memory,
+        draft_out_of_memory: proposed.draft_out_of_memory,
+        expected_tokens: proposed.expected_tokens,
         counts: StepCounts::default(),
         times: StepTimes {
-            draft: drafted - start,
-            verify: verified - drafted,
+            draft: proposed.draft,
+            verify: verified - begun,
             commit: clock() - chosen,
         },
     };
-    for ((sequence, outcome), item) in batch.iter_mut().zip(&step.outcomes).zip(&items) {
+    for ((sequence, item), outcome) in batch.iter_mut().zip(&step.outcomes) {
         if let SequenceOutcome::Advanced(result) = outcome {
             record(sequence, result, item, &mut step.counts);
             sequence.stats.times.add(step.times);
         }
     }
     let mut results = Vec::with_capacity(batch.len());
-    for (sequence, outcome) in batch.iter().zip(&step.outcomes) {
+    for ((sequence, _), outcome) in batch.iter().zip(&step.outcomes) {
         if let SequenceOutcome::Advanced(result) = outcome {
             let history = sequence.history.tokens();
             results.push(TreeResult {
@@ -162,7 +276,14 @@ pub(super) fn decode_step(
             });
         }
     }
-    proposer.observe(&results, step.times);
+    // Beside other work, a pass takes other times than alone.
+    let alone = !proposed.has_begun;
+    let times = if alone {
+        step.times
+    } else {
+        StepTimes::default()
+    };
+    proposer.observe(&results, times);
     Ok(step)
 }
 
@@ -245,32 +366,41 @@ fn propose_trees(
     Ok((trees, false))
 }
 
-type VerifyResult = Result<Vec<LogitsRow>, DeviceError>;
+/// The rows of one tree.
+pub(super) type VerifyResult = Result<Vec<LogitsRow>, DeviceError>;
+
+/// The items of a verify call.
+fn calls(items: &[VerifyEntry]) -> Vec<VerifyItem<'_>> {
+    let calls = items.iter().map(|item| VerifyItem {
+        seq: item.seq,
+        tree: &item.tree,
+        requests: &item.requests,
+    });
+    calls.collect()
+}
+
+/// The result of each item of a call that succeeded.
+fn one_per_item(rows: Vec<Vec<LogitsRow>>, items: &[VerifyEntry]) -> Vec<VerifyResult> {
+    if rows.len() == items.len() {
+        return rows.into_iter().map(Ok).collect();
+    }
+    let error = DeviceError::InvalidCall {
+        call: "verify",
+        detail: format!("{} results for {} items", rows.len(), items.len()),
+    };
+    items.iter().map(|_| Err(error.clone())).collect()
+}
 
 /// Verifies all together. If that fails, each alone. If that runs out of memory, its root alone.
 fn verify(
     runner: &mut dyn Runner,
     items: &mut [VerifyEntry],
 ) -> Result<Vec<VerifyResult>, DeviceError> {
-    let calls: Vec<VerifyItem<'_>> = items
-        .iter()
-        .map(|item| VerifyItem {
-            seq: item.seq,
-            tree: &item.tree,
-            requests: &item.requests,
-        })
-        .collect();
-    match runner.verify(&calls) {
-        Ok(rows) if rows.len() == items.len() => Ok(rows.into_iter().map(Ok).collect()),
-        Ok(rows) => Ok(items
-            .iter()
-            .map(|_| {
-                Err(DeviceError::InvalidCall {
-                    call: "verify",
-                    detail: format!("{} results for {} items", rows.len(), items.len()),
-                })
-            })
-            .collect()),
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    match runner.verify(&calls(items)) {
+        Ok(rows) => Ok(one_per_item(rows, items)),
         Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
         Err(error) => match items {
             [item] if item.tree.len() > 1 && error.is_out_of_memory() => {

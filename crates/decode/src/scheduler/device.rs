@@ -18,6 +18,10 @@ pub(super) struct Device {
     lost: Option<DeviceError>,
     /// The last out-of-memory error of the current step.
     out_of_memory: Option<JobError>,
+    /// Sequences whose verify has begun.
+    held: Vec<SeqId>,
+    /// Those of them that are closed once it has ended.
+    closing: Vec<SeqId>,
 }
 
 impl Device {
@@ -36,6 +40,8 @@ impl Device {
             runner,
             lost: None,
             out_of_memory: None,
+            held: Vec::new(),
+            closing: Vec::new(),
         }
     }
 
@@ -64,9 +70,28 @@ impl Device {
         self.chunk
     }
 
-    /// Closes a sequence.
+    /// Closes a sequence; one that is held is closed when it is released.
     pub(super) fn close(&mut self, seq: SeqId) {
-        self.runner.close(seq);
+        if self.held.contains(&seq) {
+            self.closing.push(seq);
+        } else {
+            self.runner.close(seq);
+        }
+    }
+
+    /// Holds sequences whose verify has begun.
+    pub(super) fn hold(&mut self, seqs: impl Iterator<Item = SeqId>) {
+        self.held.extend(seqs);
+    }
+
+    /// Releases sequences whose verify has ended.
+    pub(super) fn release(&mut self, seqs: impl Iterator<Item = SeqId> + Clone) {
+        self.held
+            .retain(|seq| !seqs.clone().any(|other| other == *seq));
+        let closing = std::mem::take(&mut self.closing);
+        for seq in closing {
+            self.close(seq);
+        }
     }
 
     /// Frees a snapshot.

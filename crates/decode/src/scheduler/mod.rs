@@ -14,7 +14,8 @@
 //! 3. `prefill` reads the prompt in chunks. The prefix cache saves a snapshot at each save point.
 //! 4. At the end of the prompt `admission` samples each choice's first token from one shared logits
 //!    row.
-//! 5. `decode_step` advances all decoding sequences: propose trees, verify, `accept`, commit.
+//! 5. `decoding` advances all decoding sequences, together or in two groups that alternate
+//!    (`alternation`): propose trees, verify, `accept`, commit (`decode_step`).
 //! 6. If the KV pool runs out, `preemption` saves the lowest-priority sequence and resumes it
 //!    later.
 //! 7. An end token, a limit, `cancel` or an error ends a choice; its last event is `Finished` or
@@ -24,9 +25,11 @@
 
 mod accept;
 mod admission;
+mod alternation;
 mod cancel;
 mod config;
 mod decode_step;
+mod decoding;
 mod device;
 mod outcome;
 mod preemption;
@@ -39,7 +42,6 @@ mod validate;
 mod warmup;
 
 use std::mem;
-use std::time::Duration;
 
 use contract::{DeviceError, Runner, RunnerInfo};
 
@@ -50,10 +52,10 @@ use crate::prefix::{PrefixCache, Store};
 use crate::speculation::{MixedProposer, NoDraft, TreeProposer};
 use crate::stats::Stats;
 
-use self::accept::AcceptResult;
+use self::alternation::Alternation;
 pub use self::config::SchedulerConfig;
-use self::decode_step::{SequenceOutcome, decode_step};
-use self::device::{Device, pool_exhausted};
+use self::decode_step::ProposedStep;
+use self::device::Device;
 pub use self::outcome::SchedulerState;
 use self::outcome::{Events, StepOutcome};
 use self::queue::WaitingQueue;
@@ -73,6 +75,9 @@ pub struct Scheduler {
     running: RunningSet,
     prefix: PrefixCache,
     warmup: PrefixWarmup,
+    /// The step of one of two groups of sequences, whose verify has begun.
+    in_flight: Option<ProposedStep>,
+    alternation: Alternation,
     /// Events raised between steps.
     pending_events: Events,
     last_phase: StepPhase,
@@ -107,6 +112,8 @@ impl Scheduler {
     ) -> Scheduler {
         let device = Device::new(runner, config.prefill_chunk);
         Scheduler {
+            alternation: Alternation::new(config.groups, device.info().begins_verify),
+            in_flight: None,
             queue: WaitingQueue::new(device.chunk()),
             device,
             trees,
@@ -174,7 +181,9 @@ impl Scheduler {
 
     /// Whether no job and no event is left, so that `step` would do nothing.
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.running.is_empty() && self.pending_events.is_empty()
+        let has_events = !self.pending_events.is_empty();
+        let has_work = !self.running.is_empty() || self.in_flight.is_some();
+        self.queue.is_empty() && !has_work && !has_events
     }
 
     /// Whether [`persist_next`](Scheduler::persist_next) has a prefix to examine.
@@ -253,6 +262,9 @@ impl Scheduler {
     fn run_step(&mut self, out: &mut Events) -> Result<(), DeviceError> {
         self.device.take_out_of_memory();
         self.stats.blocked_on_pool = false;
+        if self.in_flight.is_some() && !self.running.is_decoding() {
+            self.land_all(out)?;
+        }
         if !self.queue.is_empty() {
             self.pause_warmup()?;
         }
@@ -263,13 +275,24 @@ impl Scheduler {
         if !self.stats.blocked_on_pool {
             out_of_memory |= self.admit_queued(out)? == StepOutcome::OutOfMemory;
         }
+        if self.in_flight.is_some() && self.running.has_prefill() {
+            self.last_phase = StepPhase::Decode;
+            self.land_all(out)?;
+            return Ok(());
+        }
         let order = match self.last_phase {
             StepPhase::Decode => [StepPhase::Prefill, StepPhase::Decode],
             StepPhase::Prefill => [StepPhase::Decode, StepPhase::Prefill],
         };
         for phase in order {
             let outcome = match phase {
-                StepPhase::Prefill => self.run_prefill_chunk(out)?,
+                StepPhase::Prefill => {
+                    let outcome = self.run_prefill_chunk(out)?;
+                    if outcome != StepOutcome::NothingToDo {
+                        self.alternation.interrupt();
+                    }
+                    outcome
+                }
                 StepPhase::Decode => self.run_decode_step(out)?,
             };
             match outcome {
@@ -340,84 +363,6 @@ impl Scheduler {
         }
     }
 
-    /// Runs one decode step over all decoding sequences.
-    fn run_decode_step(&mut self, out: &mut Events) -> Result<StepOutcome, DeviceError> {
-        let mut batch = self.running.sequences_mut();
-        if batch.is_empty() {
-            return Ok(StepOutcome::NothingToDo);
-        }
-        let _span = tracing::trace_span!("decode step", sequences = batch.len()).entered();
-        let clock = self.config.clock.unwrap_or(|| Duration::ZERO);
-        let decoded = decode_step(self.device.runner(), &mut *self.trees, &mut batch, clock)?;
-        let owners: Vec<(JobId, usize)> = batch.iter().map(|s| (s.job, s.choice)).collect();
-        self.stats.decode_steps += 1;
-        self.stats.undrafted_steps += u64::from(decoded.draft_out_of_memory);
-        self.stats.drafted_tokens += decoded.counts.drafted;
-        self.stats.accepted_tokens += decoded.counts.accepted;
-        self.stats.by_source.add(decoded.counts.by_source);
-        self.stats.forced_tokens += decoded.counts.forced;
-        self.stats.drafted_steps += u64::from(decoded.counts.depths.steps);
-        let accepted = self.stats.accepted_by_depth.iter_mut();
-        for (sum, steps) in accepted.zip(decoded.counts.depths.accepted) {
-            *sum += u64::from(steps);
-        }
-        self.stats.times.add(decoded.times);
-        let mut advanced = 0;
-        let mut outcome = StepOutcome::OutOfMemory;
-        let mut exhausted = false;
-        for ((id, choice), sequence_outcome) in owners.into_iter().zip(decoded.outcomes) {
-            // A choice that failed earlier in this loop removed its whole job.
-            let Some(at) = self.running.position(id) else {
-                continue;
-            };
-            match sequence_outcome {
-                SequenceOutcome::OutOfMemory(error) => {
-                    exhausted |= pool_exhausted(&error);
-                    self.note_out_of_memory(&error);
-                }
-                SequenceOutcome::Failed(error) => {
-                    outcome = StepOutcome::Advanced;
-                    self.fail(at, error, out)?;
-                }
-                SequenceOutcome::Advanced(result) => {
-                    outcome = StepOutcome::Advanced;
-                    advanced += 1;
-                    self.finish_sequence_step(at, choice, result, out);
-                }
-            }
-        }
-        self.stats.batch_size_sum += advanced as u64;
-        self.stats.largest_batch = self.stats.largest_batch.max(advanced);
-        self.running.remove_finished(&mut self.device);
-        if exhausted && self.preempt_last()? {
-            outcome = StepOutcome::Advanced;
-        }
-        Ok(outcome)
-    }
-
-    /// Emits a choice's accepted tokens, and drops the choice if it ended.
-    fn finish_sequence_step(
-        &mut self,
-        at: usize,
-        choice: usize,
-        result: AcceptResult,
-        out: &mut Events,
-    ) {
-        let sequences = &mut self.running[at].sequences;
-        let Some(i) = sequences.iter().position(|s| s.choice == choice) else {
-            return;
-        };
-        if let Some(error) = sequences[i].error() {
-            let detail = error.to_owned();
-            return self.remove_failed(at, JobError::Constraint { detail }, out);
-        }
-        let sequence = sequences.remove(i);
-        self.emit(&sequence, result.tokens, result.finish_reason, out);
-        if result.finish_reason.is_none() {
-            self.running[at].sequences.insert(i, sequence);
-        }
-    }
-
     /// Nothing advanced for lack of memory: the last job in priority order fails and frees its
     /// memory.
     fn fail_last_admitted(&mut self, out: &mut Events) {
@@ -477,6 +422,7 @@ impl Scheduler {
     /// Fails every job because the device is lost.
     fn fail_all(&mut self, error: &DeviceError, out: &mut Events) {
         tracing::error!(%error, "device lost, all jobs fail");
+        self.in_flight = None;
         let running = self.running.take_ids();
         let queued = mem::take(&mut self.queue);
         for id in running.into_iter().chain(queued.into_ids()) {

@@ -13,7 +13,7 @@
 //! 5. Behind the step, every candidate beside a sampled token is a hit or a miss: calibration
 //!    learns from it, whether or not the tree held it, and also in steps that draft nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use contract::{DeviceError, DraftItem, Runner, SeqId};
 
@@ -47,12 +47,15 @@ pub(crate) struct MixedProposer {
     /// Current costs of passes.
     cost_model: Option<OnlineCostModel>,
     width: DraftWidth,
-    last: LastStep,
+    /// Sequences that decode besides those of the next step.
+    others: Vec<SeqId>,
+    /// Steps that are not observed yet, the earliest first.
+    steps: VecDeque<ProposedStep>,
 }
 
 /// What was proposed and is not verified yet.
 #[derive(Default)]
-struct LastStep {
+struct ProposedStep {
     /// Nodes of all trees together.
     rows: usize,
     drafted: DraftUse,
@@ -66,6 +69,8 @@ struct LastStep {
 struct PlannedStep {
     /// With planned times.
     step: DraftedStep,
+    /// Planned tokens of all sequences, roots included.
+    planned_tokens: f64,
     /// Planned seconds in all, and those of plain decoding among them.
     planned_seconds: f64,
     plain_seconds: f64,
@@ -96,7 +101,8 @@ impl MixedProposer {
             trust: HashMap::new(),
             suffix: SuffixIndex::default(),
             width: DraftWidth::default(),
-            last: LastStep::default(),
+            others: Vec::new(),
+            steps: VecDeque::new(),
         }
     }
 
@@ -136,13 +142,14 @@ impl MixedProposer {
     }
 
     /// Grows the automata of sequences that speculate, and drops those of others.
-    fn extend_automata(&mut self, roots: &[TreeRequest<'_>]) {
+    fn extend_automata(&mut self, roots: &[TreeRequest<'_>], others: &[SeqId]) {
         if !self.sources.contains(DraftSource::Suffix) {
             return;
         }
         let speculating = roots.iter().filter(|root| root.speculate);
-        self.suffix.retain(speculating.clone().map(|root| root.seq));
-        let n = speculating.clone().count();
+        let seqs = speculating.clone().map(|root| root.seq);
+        self.suffix.retain(seqs.chain(others.iter().copied()));
+        let n = speculating.clone().count() + others.len();
         for root in speculating {
             self.suffix.extend(root.seq, root.history, n);
         }
@@ -269,6 +276,7 @@ fn choose_all_sizes(
             overhead_seconds,
             participants,
         },
+        planned_tokens: sizes.tokens,
         planned_seconds: sizes.seconds,
         plain_seconds,
     };
@@ -284,14 +292,16 @@ impl TreeProposer for MixedProposer {
         let limit = runner.info().limits.tree_nodes;
         let mut trees = NoDraft.propose(runner, roots)?;
         let base_nodes = trees.iter().map(|proposed| proposed.tree.len()).sum();
+        let others = std::mem::take(&mut self.others);
         let seqs = roots.iter().map(|root| root.seq);
+        let seqs = seqs.chain(others.iter().copied());
         self.controller.sync_sequences(seqs.clone());
         self.trust.retain(|seq, _| seqs.clone().any(|s| s == *seq));
-        self.extend_automata(roots);
-        self.last = LastStep {
+        self.extend_automata(roots, &others);
+        self.steps.push_back(ProposedStep {
             rows: base_nodes,
-            ..LastStep::default()
-        };
+            ..ProposedStep::default()
+        });
         let budget = self.config.budget.min(limit.saturating_sub(1));
         if budget == 0 {
             return Ok(trees);
@@ -320,7 +330,7 @@ impl TreeProposer for MixedProposer {
                 trees[sequence.at] = sequence.exploration.tree(n, limit);
             }
             let explored = sequences.into_iter();
-            LastStep {
+            ProposedStep {
                 rows: trees.iter().map(|proposed| proposed.tree.len()).sum(),
                 drafted,
                 planned,
@@ -329,7 +339,10 @@ impl TreeProposer for MixedProposer {
         });
         self.controller = controller;
         self.width = width;
-        self.last = drafted?;
+        let drafted = drafted?;
+        if let Some(last) = self.steps.back_mut() {
+            *last = drafted;
+        }
         Ok(trees)
     }
 
@@ -345,8 +358,19 @@ impl TreeProposer for MixedProposer {
         Ok(())
     }
 
+    fn keep(&mut self, others: &[SeqId]) {
+        self.others = others.to_vec();
+    }
+
+    fn expected_tokens(&self) -> Option<f64> {
+        let last = self.steps.back()?;
+        last.planned.as_ref().map(|planned| planned.planned_tokens)
+    }
+
     fn observe(&mut self, results: &[TreeResult<'_>], times: StepTimes) {
-        let last = std::mem::take(&mut self.last);
+        let Some(last) = self.steps.pop_front() else {
+            return;
+        };
         if let Some(cost_model) = &mut self.cost_model {
             cost_model.observe((last.rows, last.drafted), times);
         }
@@ -491,7 +515,7 @@ mod tests {
         let requests: Vec<TreeRequest<'_>> = seqs.iter().map(request).collect();
         let mut step = || {
             let trees = proposer.propose(&mut runner, &requests).unwrap();
-            let blocks = proposer.last.drafted.block;
+            let blocks = proposer.steps.back().map_or(0, |step| step.drafted.block);
             // Every drafted token is the next one.
             let tokens = trees.iter().map(|proposed| proposed.tree.tokens().to_vec());
             let tokens: Vec<Vec<TokenId>> = tokens.collect();

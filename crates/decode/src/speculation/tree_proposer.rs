@@ -85,7 +85,21 @@ pub trait TreeProposer {
         Ok(())
     }
 
-    /// Observes the results and times of the last trees.
+    /// Names the sequences that decode besides those of the next call of
+    /// [`propose`](TreeProposer::propose), whose trees may not be verified yet. What is known of
+    /// others is dropped.
+    fn keep(&mut self, others: &[SeqId]) {
+        let _ = others;
+    }
+
+    /// Expected tokens of the trees proposed last, roots included, if they are known.
+    fn expected_tokens(&self) -> Option<f64> {
+        None
+    }
+
+    /// Observes the results and times of the earliest trees that it has not observed: one call for
+    /// each of [`propose`](TreeProposer::propose), whether that failed or not. Results may lack
+    /// sequences that have ended, and times are zero where other work was in between.
     fn observe(&mut self, results: &[TreeResult<'_>], times: StepTimes) {
         let _ = (results, times);
     }

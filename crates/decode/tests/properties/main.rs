@@ -12,6 +12,7 @@ mod equivalence;
 mod fairness;
 mod faults;
 mod fixture;
+mod groups;
 mod preemption;
 mod prefix;
 mod reasoning;

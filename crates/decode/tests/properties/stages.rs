@@ -7,13 +7,13 @@ use conformance::fake::{
     RunnerMethod,
 };
 use conformance::stage_faults::{FaultyDevice, StepCost, VirtualTime};
-use conformance::stages;
+use conformance::stages::{self, DraftDevice};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Backend, DeviceError, KvFormat, KvFormats, LayerSplit, LoadConfig, LogitsRequest, ModelSpec,
-    QuantType, Runner, StepGroups, Tree, VerifyItem,
+    Backend, DeviceError, KvFormat, KvFormats, LayerSpec, LayerSplit, LoadConfig, LogitsRequest,
+    Mixer, ModelSpec, MtpSpec, QuantType, Runner, StepGroups, Tree, VerifyItem,
 };
-use decode::{Job, JobError, SchedulerState, SubmitError};
+use decode::{Job, JobError, SchedulerConfig, SchedulerState, SubmitError};
 use proptest::prelude::*;
 
 use crate::fixture::{
@@ -25,7 +25,7 @@ use crate::fixture::{
 const STAGES: usize = 3;
 
 /// Faulty devices of fake stages; the handle of each.
-fn devices(spec: &FakeSpec) -> (Vec<FaultyDevice>, Vec<FakeHandle>) {
+pub(crate) fn devices(spec: &FakeSpec) -> (Vec<FaultyDevice>, Vec<FakeHandle>) {
     let devices: Vec<FaultyDevice> = (0..STAGES)
         .map(|_| FaultyDevice::new(FakeBackend { spec: spec.clone() }))
         .collect();
@@ -34,7 +34,10 @@ fn devices(spec: &FakeSpec) -> (Vec<FaultyDevice>, Vec<FakeHandle>) {
     (devices, handles)
 }
 
-fn open(spec: &FakeSpec, devices: Vec<FaultyDevice>) -> Result<Box<dyn Runner>, DeviceError> {
+pub(crate) fn open(
+    spec: &FakeSpec,
+    devices: Vec<FaultyDevice>,
+) -> Result<Box<dyn Runner>, DeviceError> {
     open_with(spec, devices, StepGroups::Measured)
 }
 
@@ -78,11 +81,42 @@ fn load_config(spec: &FakeSpec, layout: SyntheticLayout) -> LoadConfig {
     }
 }
 
+/// The same with drafts on the last device.
+pub(crate) fn open_apart(
+    spec: &FakeSpec,
+    devices: Vec<FaultyDevice>,
+) -> Result<Box<dyn Runner>, DeviceError> {
+    let config = load_config(spec, SyntheticLayout::HybridGrouped);
+    let model = &*config.target;
+    let is_attention = |layer: &&LayerSpec| matches!(layer.mixer, Mixer::Attention(_));
+    // A head of these weights; the fake runner reads none.
+    let mtp = MtpSpec {
+        eh_proj: model.head.clone(),
+        embedding_norm: model.final_norm.clone(),
+        hidden_norm: model.final_norm.clone(),
+        embedding: None,
+        layer: model.layers.iter().find(is_attention).unwrap().clone(),
+        final_norm: model.final_norm.clone(),
+        head: None,
+    };
+    let target = Arc::new(ModelSpec {
+        mtp: Some(mtp),
+        ..model.clone()
+    });
+    let backend = stages::with_draft_apart(boxed(devices).collect(), DraftDevice::Own);
+    backend.open(LoadConfig { target, ..config }, &mut |_| {})
+}
+
 /// A scheduler over stages, with the faults of each.
 fn fixture(spec: &FakeSpec) -> (SchedulerFixture, Vec<FakeHandle>) {
+    fixture_with(spec, config())
+}
+
+/// The same with other settings.
+fn fixture_with(spec: &FakeSpec, config: SchedulerConfig) -> (SchedulerFixture, Vec<FakeHandle>) {
     let (devices, handles) = devices(spec);
     let runner = open(spec, devices).expect("all stages open");
-    let fixture = SchedulerFixture::over(runner, handles[0].clone(), config());
+    let fixture = SchedulerFixture::over(runner, handles[0].clone(), config);
     (fixture, handles)
 }
 
@@ -168,17 +202,20 @@ fn lost_stage_or_shard_fails_every_job_once_and_is_named() {
         draft,
         ..spec(ENDLESS)
     };
-    for (call, stage) in CALLS
+    let groups = [StepGroups::One, StepGroups::Two];
+    let stages = || (0..STAGES).flat_map(|stage| groups.map(|groups| (stage, groups)));
+    for (call, (stage, groups)) in CALLS
         .into_iter()
-        .flat_map(|c| (0..STAGES).map(move |s| (c, s)))
+        .flat_map(|call| stages().map(move |of| (call, of)))
     {
         let (drafts, receives) = (call == RunnerMethod::Draft, call == RunnerMethod::Receive);
         if (!drafts || stage + 1 == STAGES) && (!receives || stage > 0) {
             let name = format!("device {stage} (layer");
-            check_lost_stage(fixture(&spec), (call, stage), &name);
+            let stages = fixture_with(&spec, SchedulerConfig { groups, ..config() });
+            check_lost_stage(stages, (call, stage), &name);
         }
         let is_called = !receives && (!drafts || stage == 1);
-        if stage < 2 && is_called {
+        if stage < 2 && is_called && groups == StepGroups::One {
             let (mut devices, mut handles) = devices(&spec);
             devices.truncate(2);
             handles.truncate(2);
@@ -231,6 +268,7 @@ fn step_of_four(n: usize, groups: StepGroups) -> (u64, String) {
         device.time = Some(StepCost {
             time: time.clone(),
             us: us_of_rows,
+            draft_us: |_| 0,
         });
     }
     let mut runner = open_with(&spec, devices, groups).unwrap();
@@ -261,7 +299,7 @@ fn two_groups_of_sequences_occupy_the_stages_in_turn() {
     }
 }
 
-fn any_refusal() -> impl Strategy<Value = (usize, InjectedFault)> {
+pub(crate) fn any_refusal() -> impl Strategy<Value = (usize, InjectedFault)> {
     let call = prop::sample::select(CALLS.to_vec());
     let kind = prop::sample::select(vec![FaultKind::OutOfMemory, FaultKind::Refused]);
     (0..STAGES, call, kind, 0..30_u64).prop_map(|(stage, call, kind, nth)| {

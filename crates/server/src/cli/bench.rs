@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, value_parser};
+use clap::{Args, Subcommand, ValueEnum, value_parser};
 
 use super::compression::{ratio, share};
 use super::{DeviceArgs, OnOff, at_least_one, window_tokens};
@@ -247,6 +247,10 @@ pub struct StepArgs {
         default_value = "1,2"
     )]
     pub sequences: Vec<usize>,
+    /// How several sequences step on devices that can work on two groups of them; `serve` takes
+    /// what it measures to be faster. In turn, a step is one of a group.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "together")]
+    pub groups: GroupsArg,
     /// Steps per run.
     #[arg(long, alias = "rounds", value_name = "N", default_value_t = 12)]
     pub steps: usize,
@@ -262,6 +266,17 @@ pub struct StepArgs {
     /// Append a JSON line per number of sequences to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// How several sequences step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GroupsArg {
+    /// All in one step.
+    Together,
+    /// In two groups, one of which is drafted or in the lower stages while the other is verified.
+    InTurn,
+    /// As is measured to be faster.
+    Measured,
 }
 
 /// `hearth bench tune`.

@@ -33,8 +33,8 @@ use std::path::PathBuf;
 
 use bench::BENCH_HELP;
 pub use bench::{
-    BenchArgs, BenchCommand, BenchServeArgs, DepthArgs, EnergyArgs, PromptsArgs, ScoreArgs,
-    SpeculationAbArgs, StepArgs, TuneArgs,
+    BenchArgs, BenchCommand, BenchServeArgs, DepthArgs, EnergyArgs, GroupsArg, PromptsArgs,
+    ScoreArgs, SpeculationAbArgs, StepArgs, TuneArgs,
 };
 pub use caching::{CacheArgs, PlanArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::FalseyValueParser, value_parser};

@@ -83,6 +83,7 @@ impl ScriptedRunner {
             narrow_draft: None,
             mtp: None,
             batch_invariant: true,
+            begins_verify: false,
             prefill_align: PREFILL_ALIGN,
             memory: MemoryPlan::default(),
         };

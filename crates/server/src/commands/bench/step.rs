@@ -9,7 +9,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use contract::{Runner, TokenId};
+use contract::{Runner, StepGroups, TokenId};
 use decode::{CostTable, DraftSource, SourceSet};
 use decode::{
     Event, GenerationParams, Job, JobId, Sampling, Scheduler, SchedulerConfig, SchedulerState,
@@ -20,7 +20,7 @@ use serde_json::json;
 use super::timed_runner::{Calls, TimedRunner};
 use super::{ModelSource, draft, model};
 use crate::cli::OnOff;
-use crate::cli::StepArgs;
+use crate::cli::{GroupsArg, StepArgs};
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
 use crate::open::{self, MemoryRequest};
@@ -152,6 +152,11 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
                 max_sequences: sequences,
                 prefill_chunk: chunk,
                 clock: Some(drafting::clock),
+                groups: match args.groups {
+                    GroupsArg::Together => StepGroups::One,
+                    GroupsArg::InTurn => StepGroups::Two,
+                    GroupsArg::Measured => StepGroups::Measured,
+                },
                 speculation: SpeculationConfig {
                     budget,
                     sources: block,
@@ -220,7 +225,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
             let line = json!({
                 "bench": "whole_step", "acceptance": "simulated", "accept": args.accept,
                 "model": loaded.info.name, "device": fitted.device.name, "draft": args.draft,
-                "budget": args.budget, "cost_stop": costs.is_some(), "nodes_per_tree": line.nodes, "depth": args.depth, "sequences": sequences, "exact": batch_invariant,
+                "budget": args.budget, "cost_stop": costs.is_some(), "nodes_per_tree": line.nodes, "depth": args.depth, "sequences": sequences, "groups": format!("{:?}", args.groups), "exact": batch_invariant,
                 "steps": steps.len(), "tokens_per_step": line.tokens, "ms": line.ms, "low_ms": line.low,
                 "high_ms": line.high, "draft_ms": line.draft, "verify_ms": line.verify,
                 "commit_ms": line.commit, "outside_runner_ms": line.outside, "tokens_per_s": line.per_s,
@@ -238,7 +243,8 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs all jobs to their end; returns the timed steps in which all sequences decoded.
+/// Runs all jobs to their end; returns the timed steps in which all sequences decoded, or one of
+/// two groups of them.
 fn run_steps(
     scheduler: &mut Scheduler,
     runner: &TimedRunner,
@@ -259,15 +265,16 @@ fn run_steps(
             }
         }
         let batch = after.batch_size_sum - before.batch_size_sum;
+        let in_turn = after.alternating_steps > before.alternating_steps && batch > 0;
         if after.decode_steps > before.decode_steps
-            && batch == sequences as u64
+            && (batch == sequences as u64 || in_turn)
             && after.running == sequences
         {
             steps.push(StepTiming {
                 ms: took.as_secs_f64() * 1e3,
                 calls: runner.take_calls(),
                 tokens: after.generated_tokens - before.generated_tokens,
-                nodes: (after.drafted_tokens - before.drafted_tokens) as f64 / sequences as f64,
+                nodes: (after.drafted_tokens - before.drafted_tokens) as f64 / batch as f64,
             });
         }
         if progress == SchedulerState::Idle {

@@ -6,7 +6,7 @@
 //! Sampling, acceptance and commit run unchanged.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,8 @@ struct Shared {
     runner: Box<dyn Runner>,
     calls: Calls,
     simulated: Option<SimulatedAcceptance>,
+    /// The trees of verify calls that have begun, the earliest first.
+    begun: VecDeque<Vec<(SeqId, Tree)>>,
 }
 
 /// A handle to the runner, which is dropped with its last handle.
@@ -81,6 +83,7 @@ impl TimedRunner {
                 runner,
                 calls: Calls::default(),
                 simulated: None,
+                begun: VecDeque::new(),
             })),
         }
     }
@@ -290,6 +293,7 @@ impl Runner for TimedRunner {
             runner,
             calls,
             simulated,
+            ..
         } = &mut *self.shared.borrow_mut();
         let start = Instant::now();
         let mut drafted = runner.draft(items, depth, k)?;
@@ -320,6 +324,7 @@ impl Runner for TimedRunner {
             runner,
             calls,
             simulated,
+            ..
         } = &mut *self.shared.borrow_mut();
         let start = Instant::now();
         let mut rows = runner.verify(items)?;
@@ -328,6 +333,36 @@ impl Runner for TimedRunner {
         if let Some(simulated) = simulated {
             for (item, rows) in items.iter().zip(&mut rows) {
                 calls.mean_tokens += simulated.verify(item.seq, item.tree, rows);
+            }
+        }
+        Ok(rows)
+    }
+
+    fn begin_verify(&mut self, items: &[VerifyItem<'_>]) -> Result<(), DeviceError> {
+        let shared = &mut *self.shared.borrow_mut();
+        let start = Instant::now();
+        shared.runner.begin_verify(items)?;
+        shared.calls.verify += start.elapsed();
+        let trees = items.iter().map(|item| (item.seq, item.tree.clone()));
+        shared.begun.push_back(trees.collect());
+        Ok(())
+    }
+
+    fn finish_verify(&mut self) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        let Shared {
+            runner,
+            calls,
+            simulated,
+            begun,
+        } = &mut *self.shared.borrow_mut();
+        let trees = begun.pop_front().unwrap_or_default();
+        let start = Instant::now();
+        let mut rows = runner.finish_verify()?;
+        calls.verify += start.elapsed();
+        calls.nodes.extend(trees.iter().map(|(_, tree)| tree.len()));
+        if let Some(simulated) = simulated {
+            for ((seq, tree), rows) in trees.iter().zip(&mut rows) {
+                calls.mean_tokens += simulated.verify(*seq, tree, rows);
             }
         }
         Ok(rows)
