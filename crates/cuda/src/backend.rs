@@ -19,6 +19,7 @@ use crate::meter::Meter;
 use crate::numerics::Numerics;
 use crate::opened_part::OpenedPart;
 use crate::options::{OneLaunch, Options};
+use crate::plan::select::uses_one_launch;
 use crate::plan::{PlanConfig, Plans, numerics_of, rope_factors};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, CudaStage, DraftProperties};
@@ -109,7 +110,8 @@ impl Layout {
         } else {
             options.one_launch
         };
-        let separate_gemms = options.separate_gemms || one_launch.is_requested();
+        let is_one = uses_one_launch(one_launch, gpu.props()).kernel;
+        let separate_gemms = options.separate_gemms || is_one;
         let of_target = (part.weights(separate_gemms, slots), &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];

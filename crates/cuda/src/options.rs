@@ -61,18 +61,11 @@ pub enum OneLaunch {
     /// Where it has been measured to be faster, which is on no GPU yet.
     #[default]
     Auto,
-    /// Wherever there is one.
+    /// On compute capability 9.0 wherever there is one. It is made of the launches of single GEMMs,
+    /// so layers are not fused then.
     On,
     /// The same; one launch prints where its time goes.
     Clocks,
     /// Never.
     Off,
-}
-
-impl OneLaunch {
-    /// Whether one launch was asked for. It is made of the launches of single GEMMs, so layers are
-    /// not fused then.
-    pub(crate) fn is_requested(self) -> bool {
-        matches!(self, OneLaunch::On | OneLaunch::Clocks)
-    }
 }

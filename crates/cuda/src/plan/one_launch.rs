@@ -28,7 +28,7 @@ pub(super) fn fuse(
     scratch: &mut BumpAllocator,
 ) -> OneLaunchPlans {
     let mut fused = OneLaunchPlans::default();
-    let selected = uses_one_launch(plan_config.one_launch);
+    let selected = uses_one_launch(plan_config.one_launch, plan_config.gpu);
     if !selected.kernel {
         return fused;
     }

@@ -67,8 +67,12 @@ pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
 }
 
 /// Whether steps of one row run as one persistent launch where the model has one.
-pub(crate) fn uses_one_launch(requested: OneLaunch) -> Selected<bool> {
+pub(crate) fn uses_one_launch(requested: OneLaunch, gpu: GpuProps) -> Selected<bool> {
     match requested {
+        OneLaunch::On | OneLaunch::Clocks if !gpu.has_wgmma => Selected::new(
+            false,
+            "requested, but its bits were only checked on compute capability 9.0",
+        ),
         OneLaunch::On | OneLaunch::Clocks => {
             Selected::new(true, "requested: one launch for the layers and the LM head")
         }
