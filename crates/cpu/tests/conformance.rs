@@ -82,7 +82,7 @@ fn every_layout_satisfies_every_property() {
 
 /// A type of each form that weights have in memory. Products of experts differ by form only, and
 /// files of the other types take seconds to make.
-const TYPES_OF_EXPERTS: [QuantType; 11] = [
+const TYPES_OF_EXPERTS: [QuantType; 13] = [
     QuantType::Q4_K,
     QuantType::Q5_K,
     QuantType::Q6_K,
@@ -91,6 +91,8 @@ const TYPES_OF_EXPERTS: [QuantType; 11] = [
     QuantType::MXFP4,
     QuantType::NVFP4,
     QuantType::Q4_1,
+    QuantType::Q5_0,
+    QuantType::Q5_1,
     QuantType::F32,
     QuantType::F16,
     QuantType::BF16,
