@@ -27,7 +27,7 @@ use super::sources::SourceSet;
 use super::trial_budget::{SequenceAccount, TrialBudget};
 
 /// The initial trial budget of drafts that cost a pass, per concurrent sequence, in plain steps.
-pub(crate) const INITIAL_BUDGET: f64 = 6.0;
+pub(crate) const INITIAL_BUDGET: f64 = 24.0;
 /// Share of plain decoding time that these drafts may lose in the long run.
 pub(crate) const TRIAL_SHARE: f64 = 0.008;
 /// The same two of suffix matches alone.
