@@ -6,11 +6,11 @@
 //! come in waves of one per multiprocessor. Dequantisation takes what it reads and writes of
 //! memory. Attention, the delta rule and norms are not counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::counts::Counts;
 use super::rates::GpuRates;
-use super::sheet::{CostError, UnitCode};
+use super::sheet::{CostError, UnitCode, kernel_of, main_loop};
 use crate::launch::gemm::prompt_work::{TileWork, dequantized_bytes, tile_work};
 use crate::launch::{CompileUnit, Launch};
 
@@ -70,10 +70,8 @@ impl PromptSheet {
         let gemms = launches
             .iter()
             .filter(|launch| tile_work(launch, 1).is_some());
-        let mut units: Vec<CompileUnit> = gemms.map(|launch| launch.unit.clone()).collect();
-        units.sort();
-        units.dedup();
-        units
+        let units: BTreeSet<CompileUnit> = gemms.map(|launch| launch.unit.clone()).collect();
+        units.into_iter().collect()
     }
 
     /// The costs of a chunk of `rows` rows, by the code of [`PromptSheet::units`].
@@ -99,19 +97,8 @@ impl PromptSheet {
                 gemm.count += 1;
                 continue;
             }
-            let kernels = code.get(&launch.unit).map(|code| code.kernels.as_slice());
-            let mut kernels = kernels.unwrap_or_default().iter();
-            let kernel = kernels.find(|kernel| kernel.entry == launch.entry);
-            let kernel = kernel.ok_or_else(|| CostError::NoKernel {
-                entry: launch.entry,
-                unit: launch.unit.to_string(),
-            })?;
-            let main = kernel.product_loops();
-            let main = main.into_iter().max_by_key(|main| main.once.tensor());
-            let main = main.ok_or_else(|| CostError::Loops {
-                unit: launch.unit.to_string(),
-                found: "no loop of products".to_owned(),
-            })?;
+            let kernel = kernel_of(code, &launch.unit, launch.entry)?;
+            let main = main_loop(&launch.unit, kernel.product_loops())?;
             sheet.gemms.push(TiledGemm {
                 count: 1,
                 unit: launch.unit.clone(),

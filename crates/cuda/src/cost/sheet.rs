@@ -1,6 +1,6 @@
 //! The launches of a decode step with what each takes, by machine code.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::counts::Counts;
 use super::listing::{CodeLoop, KernelCode};
@@ -97,10 +97,8 @@ impl Sheet {
     /// The units to compile and list for the launches of a step: products with one kind of weights
     /// each, so that each has one main loop.
     pub fn units(launches: &[Launch]) -> Vec<CompileUnit> {
-        let mut units: Vec<CompileUnit> = launches.iter().flat_map(units_of).collect();
-        units.sort();
-        units.dedup();
-        units
+        let units: BTreeSet<CompileUnit> = launches.iter().flat_map(units_of).collect();
+        units.into_iter().collect()
     }
 
     /// The costs of the launches of a step of `rows` rows, by the code of [`Sheet::units`].
@@ -140,6 +138,39 @@ impl Sheet {
     }
 }
 
+/// The kernel `entry` in the code of `unit`.
+///
+/// # Errors
+/// [`CostError::NoKernel`] if it is not there.
+pub(super) fn kernel_of<'a>(
+    code: &'a BTreeMap<CompileUnit, UnitCode>,
+    unit: &CompileUnit,
+    entry: &'static str,
+) -> Result<&'a KernelCode, CostError> {
+    let kernels = code.get(unit).map(|code| code.kernels.as_slice());
+    let mut kernels = kernels.unwrap_or_default().iter();
+    let kernel = kernels.find(|kernel| kernel.entry == entry);
+    kernel.ok_or_else(|| CostError::NoKernel {
+        entry,
+        unit: unit.to_string(),
+    })
+}
+
+/// The one of `loops` with the most tensor instructions.
+///
+/// # Errors
+/// [`CostError::Loops`] if there is none.
+pub(super) fn main_loop(
+    unit: &CompileUnit,
+    loops: impl IntoIterator<Item = CodeLoop>,
+) -> Result<CodeLoop, CostError> {
+    let main = loops.into_iter().max_by_key(|main| main.once.tensor());
+    main.ok_or_else(|| CostError::Loops {
+        unit: unit.to_string(),
+        found: "no loop of products".to_owned(),
+    })
+}
+
 fn units_of(launch: &Launch) -> Vec<CompileUnit> {
     let of_kind = |work: &MatrixWork| unit_of_kind(launch, work.kind);
     let units: Vec<CompileUnit> = matrices(launch).iter().map(of_kind).collect();
@@ -169,17 +200,8 @@ fn cost_of(
         path: 0.0,
     };
     for unit in units_of(launch) {
-        let missing = || CostError::NoKernel {
-            entry: launch.entry,
-            unit: unit.to_string(),
-        };
-        let found = code.get(&unit).ok_or_else(missing)?;
-        let kernel = found
-            .kernels
-            .iter()
-            .find(|kernel| kernel.entry == launch.entry);
-        let kernel = kernel.ok_or_else(missing)?;
-        if let Some(report) = found
+        let kernel = kernel_of(code, &unit, launch.entry)?;
+        if let Some(report) = code[&unit]
             .reports
             .iter()
             .find(|report| report.entry == launch.entry)
@@ -198,11 +220,7 @@ fn cost_of(
             .kernels
             .iter()
             .flat_map(KernelCode::product_loops);
-        let main = loops.max_by_key(|main| main.once.tensor());
-        let main = main.ok_or_else(|| CostError::Loops {
-            unit: unit.to_string(),
-            found: "no loop of products".to_owned(),
-        })?;
+        let main = main_loop(&unit, loops)?;
         let n8_tiles = unit.defines.iter().find(|(name, _)| *name == "N8_TILES");
         let n8_tiles = n8_tiles
             .and_then(|(_, tiles)| tiles.parse().ok())
