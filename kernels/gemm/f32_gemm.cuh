@@ -5,11 +5,13 @@
 // takes rows w, w + F32_WARPS, .. of x, a lane four values of every 128.
 // Order of sums: a lane's products by k; lanes 16, 8, 4, 2, 1 apart; K-slices in order. With several K-slices a block
 // has one job at most; the block of a row group's first slice reduces all of them (ready flags, common/sync.cuh) after
-// its packed work. K-slices depend on shapes and GPU only: batch-invariant. cols is a multiple of 4.
+// its packed work. Partial sums are [row_groups][k_slices][ROWS][8]. K-slices depend on shapes and GPU only:
+// batch-invariant. cols is a multiple of 4.
 //
 // The including file defines F32_WARPS, f32_thread() (0 .. F32_WARPS * 32) and f32_sync() (a barrier of those threads).
 #pragma once
 #include "common/sync.cuh"
+#include "gemm/f32_params.cuh"
 
 #define F32_CHUNK 512
 #define F32_ROWS_PER_WARP (ROWS > F32_WARPS ? 2 : 1)  // rows of x per warp at a time
@@ -17,30 +19,9 @@
 #define F32_PREFETCH 1  // times 128 values of x loaded together
 #endif
 
-struct F32Matrix {
-    const float* weights;  // [n_out][cols]
-    float* out;            // [ROWS][stride]
-    int n_out, stride;
-    int add, first_row_group;  // the matrix's first group of 8 rows
-};
-struct F32Params {
-    F32Matrix matrices[MAX_MATRICES];
-    const float* x;   // [ROWS][cols]
-    float* partials;  // [row_groups][k_slices][ROWS][8], +0 before and after
-    int n_matrices, cols;
-    int row_groups, k_slices;
-    int k_slice, _pad;  // values of a K-slice, a multiple of F32_CHUNK
-};
-
 struct F32Smem {
     float4 weights[8][F32_CHUNK / 4];
 };
-
-__device__ __forceinline__ const F32Matrix& f32_matrix(const F32Params& params, int row_group) {
-    int index = 0;
-    while (index + 1 < params.n_matrices && row_group >= params.matrices[index + 1].first_row_group) index++;
-    return params.matrices[index];
-}
 
 // Starts loading 8 rows of W from value k0 on; zeros past K.
 __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem, int row_group, int k0) {

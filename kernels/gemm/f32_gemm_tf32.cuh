@@ -16,37 +16,20 @@
 // those threads).
 #pragma once
 #include "common/sync.cuh"
+#include "gemm/f32_params.cuh"
 
 #define F32_TILE_ROWS 16
 #ifndef F32_CHUNK
 #define F32_CHUNK 256
 #endif
 
-struct F32Matrix {
-    const float* weights;  // [n_out][cols]
-    float* out;            // [ROWS][stride]
-    int n_out, stride;
-    int _pad, first_row_group;  // the matrix's first group of 16 rows
-};
-struct F32Params {
-    F32Matrix matrices[MAX_MATRICES];
-    const float* x;    // [ROWS][cols]
-    float4* partials;  // [row_groups][k_slices][N8_TILES][32]: C fragments; +0 before and after
-    int n_matrices, cols;
-    int row_groups, k_slices;
-    int k_slice, _pad;  // values of a K-slice, a multiple of F32_CHUNK
-};
+// [row_groups][k_slices][N8_TILES][32]: C fragments.
+__device__ __forceinline__ float4* f32_partials(const F32Params& params) { return (float4*)params.partials; }
 
 // Quads of odd rows are swizzled by 4, so that lanes of two rows read different banks.
 struct F32Smem {
     float4 weights[F32_TILE_ROWS][F32_CHUNK / 4];
 };
-
-__device__ __forceinline__ const F32Matrix& f32_matrix(const F32Params& params, int row_group) {
-    int index = 0;
-    while (index + 1 < params.n_matrices && row_group >= params.matrices[index + 1].first_row_group) index++;
-    return params.matrices[index];
-}
 
 // A row group of 16 rows and a K-slice. There are few: a countdown is less code than a division.
 struct F32Job {
@@ -181,7 +164,7 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
 #pragma unroll 1
         for (int i = f32_thread(); i < N8_TILES * 32; i += F32_WARPS * 32) {
             const float4 a = half[i], b = half[N8_TILES * 32 + i];
-            flag_store(params.partials + size_t(number) * N8_TILES * 32 + i,
+            flag_store(f32_partials(params) + size_t(number) * N8_TILES * 32 + i,
                        make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
         }
     }
@@ -198,7 +181,8 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& s
     for (int number = blockIdx.x; number < jobs; number += gridDim.x) {
         const F32Job job(params, number);
         const F32Matrix& s = f32_matrix(params, job.row_group);
-        float4* const from = params.partials + size_t(job.row_group) * params.k_slices * (N8_TILES * 32) + job.k_slice;
+        float4* const from =
+            f32_partials(params) + size_t(job.row_group) * params.k_slices * (N8_TILES * 32) + job.k_slice;
         // quads of this block: 0, k_slices, .. below `quads`
         const int quads = N8_TILES * 32 - job.k_slice, k_slices = params.k_slices;
         f32_sync();
