@@ -464,7 +464,6 @@ mod tests {
     use contract::{KvFormat, KvFormats, Limits, QuantType};
 
     use super::*;
-    use crate::launch::{Args, Launch};
     use crate::plan::PlanKey;
 
     /// The plans of a small model with delta layers, for so many sequences.
@@ -507,21 +506,11 @@ mod tests {
         backend.planned(&OpenedPart::whole(&config)).plans
     }
 
-    /// Everything about a plan's launches but addresses.
-    fn launches(plans: &Plans, key: PlanKey) -> Vec<String> {
-        let all = plans.all[&key].launches.iter().cloned();
-        let bare = all.map(|launch| Launch {
-            args: Args::new(),
-            ..launch
-        });
-        bare.map(|launch| format!("{launch:?}")).collect()
-    }
-
     #[test]
     fn launches_of_a_step_do_not_depend_on_the_sequence_limit() {
         let model = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
         let compare = |key: PlanKey, few: &Plans, many: &Plans| {
-            let (few, many) = (launches(few, key), launches(many, key));
+            let (few, many) = (few.bare_launches(key), many.bare_launches(key));
             assert_eq!(few.len(), many.len(), "{key:?}");
             for (few, many) in few.iter().zip(&many) {
                 assert_eq!(few, many, "{key:?}");

@@ -80,21 +80,10 @@ mod tests {
 
     use super::*;
     use crate::backend::CudaBackend;
-    use crate::launch::{Args, Launch};
     use crate::numerics::Numerics;
     use crate::options::Options;
     use crate::plan::{PlanKey, Plans};
     use crate::probe::GpuInfo;
-
-    /// Everything about a plan's launches but addresses.
-    fn launches(plans: &Plans, key: PlanKey) -> Vec<String> {
-        let all = plans.all[&key].launches.iter().cloned();
-        let bare = all.map(|launch| Launch {
-            args: Args::new(),
-            ..launch
-        });
-        bare.map(|launch| format!("{launch:?}")).collect()
-    }
 
     fn load_config(target: Arc<ModelSpec>, weights: Arc<dyn WeightSource>) -> LoadConfig {
         LoadConfig {
@@ -162,8 +151,12 @@ mod tests {
                 if !matches!(key, PlanKey::Step { .. } | PlanKey::Chunk(_)) {
                     continue;
                 }
-                let parts = [launches(&lower, key), launches(&upper, key)].concat();
-                assert_eq!(parts, launches(&whole, key), "{number}, cut {cut}, {key:?}");
+                let parts = [lower.bare_launches(key), upper.bare_launches(key)].concat();
+                assert_eq!(
+                    parts,
+                    whole.bare_launches(key),
+                    "{number}, cut {cut}, {key:?}"
+                );
             }
             assert!(!lower.all.contains_key(&PlanKey::LmHead(8)));
         }
@@ -197,7 +190,7 @@ mod tests {
         let passes = last.all.keys().copied();
         for key in passes.filter(|key| matches!(key, PlanKey::Step { .. } | PlanKey::Chunk(_))) {
             let sums = [&first, &last].map(|plans| {
-                let all = launches(plans, key).into_iter();
+                let all = plans.bare_launches(key).into_iter();
                 let sums = all.filter(|launch| {
                     launch.contains("all_reduce_add") || launch.contains("EXCHANGE")
                 });
@@ -266,8 +259,8 @@ mod tests {
                 );
                 if drafts {
                     assert_eq!(
-                        launches(&draft, key),
-                        launches(&whole, key),
+                        draft.bare_launches(key),
+                        whole.bare_launches(key),
                         "{number}, {key:?}"
                     );
                 }

@@ -199,7 +199,15 @@ struct LayoutBuilder<'a> {
     items: Vec<WeightEntry>,
 }
 
-impl LayoutBuilder<'_> {
+impl<'a> LayoutBuilder<'a> {
+    fn new(of: WeightSet, arena: &'a mut BumpAllocator) -> LayoutBuilder<'a> {
+        LayoutBuilder {
+            of,
+            arena,
+            items: Vec::new(),
+        }
+    }
+
     fn item(&mut self, weight: &WeightRef, form: Encoding) -> u64 {
         self.part(weight, None, form)
     }
@@ -283,16 +291,8 @@ impl Weights {
     ) -> Weights {
         let WeightPart { spec, slots, .. } = part;
         let on_host = part.table_on_host;
-        let mut table = LayoutBuilder {
-            of: WeightSet::HostTable,
-            arena: table_arena,
-            items: Vec::new(),
-        };
-        let mut plan = LayoutBuilder {
-            of: WeightSet::Target,
-            arena,
-            items: Vec::new(),
-        };
+        let mut table = LayoutBuilder::new(WeightSet::HostTable, table_arena);
+        let mut plan = LayoutBuilder::new(WeightSet::Target, arena);
         let table_builder = if on_host { &mut table } else { &mut plan };
         let embedding = table_builder.table(&spec.embedding);
         let mut placed = slots.and_then(|slots| PlacedLayers::new(spec, slots, &mut plan));
@@ -337,11 +337,7 @@ impl Weights {
         });
         let mut items = plan.items;
         items.append(&mut table.items);
-        let mut plan = LayoutBuilder {
-            of: WeightSet::Draft,
-            arena: draft_arena,
-            items: Vec::new(),
-        };
+        let mut plan = LayoutBuilder::new(WeightSet::Draft, draft_arena);
         let draft = draft.map(|draft| draft::lay_out(draft, &mut plan));
         items.append(&mut plan.items);
         Weights {

@@ -565,4 +565,15 @@ impl Plans {
         units.dedup();
         units
     }
+
+    /// Everything about a plan's launches but addresses.
+    #[cfg(test)]
+    pub(crate) fn bare_launches(&self, key: PlanKey) -> Vec<String> {
+        let all = self.all[&key].launches.iter().cloned();
+        let bare = all.map(|launch| Launch {
+            args: crate::launch::Args::new(),
+            ..launch
+        });
+        bare.map(|launch| format!("{launch:?}")).collect()
+    }
 }

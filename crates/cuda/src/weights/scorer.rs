@@ -14,16 +14,8 @@ impl Weights {
         arena: &mut BumpAllocator,
         table_arena: &mut BumpAllocator,
     ) -> Weights {
-        let mut table = LayoutBuilder {
-            of: WeightSet::HostTable,
-            arena: table_arena,
-            items: Vec::new(),
-        };
-        let mut plan = LayoutBuilder {
-            of: WeightSet::Target,
-            arena,
-            items: Vec::new(),
-        };
+        let mut table = LayoutBuilder::new(WeightSet::HostTable, table_arena);
+        let mut plan = LayoutBuilder::new(WeightSet::Target, arena);
         let embedding = table.table(&spec.embedding);
         let layers = spec.layers.iter().map(|layer| LayerWeights {
             mixer_norm: plan.vector(&layer.mixer_norm),
