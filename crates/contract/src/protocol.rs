@@ -13,6 +13,11 @@ use crate::{
     MtpDraftItem, MtpRow, RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
 };
 
+/// The most committed tokens of a sequence that may wait for the next draft of a source, which then
+/// stores their keys and values. When so many wait, the device stores them itself. It may also do
+/// so with each commit.
+pub const MAX_WAITING_TOKENS: usize = 256;
+
 /// State of an open sequence that the protocol needs.
 pub trait SequenceState {
     /// Maximum number of committed tokens.

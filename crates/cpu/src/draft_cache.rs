@@ -1,13 +1,14 @@
 //! A sequence's state for its draft: keys and values of the visible committed tokens, and pending
 //! features.
 
+use contract::protocol::MAX_WAITING_TOKENS;
 use contract::{DraftSpec, KvFormat, KvFormats, NodeIdx};
 
 use crate::kv_shape::KvShape;
 
 /// Maximum pending feature rows. The products of a few rows cost hardly more than those of one, so
 /// committed tokens are projected together, at the latest when a draft or a snapshot needs them.
-pub(crate) const MAX_PENDING_FEATURES: usize = 256;
+pub(crate) const MAX_PENDING_FEATURES: usize = MAX_WAITING_TOKENS;
 
 /// A sequence's draft state. Dropped with the sequence.
 pub(crate) struct DraftCache {

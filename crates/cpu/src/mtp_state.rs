@@ -1,12 +1,12 @@
 //! A sequence's state for the multi-token-prediction head, besides its cached keys and values.
 
-use contract::protocol::push_mtp_row;
+use contract::protocol::{MAX_WAITING_TOKENS, push_mtp_row};
 use contract::{MtpRow, NodeIdx, TokenId, Tree};
 
 /// Maximum number of committed tokens whose keys and values the head's cache does not hold yet.
 /// Each row depends on its token and its hidden row alone, so one pass over many rows gives the
 /// bits of a pass per token, and it costs less.
-pub(crate) const MAX_UNCACHED_ROWS: usize = 256;
+pub(crate) const MAX_UNCACHED_ROWS: usize = MAX_WAITING_TOKENS;
 
 /// Hidden rows that the head reads, and the rows that it has drafted. Dropped with the sequence.
 pub(crate) struct MtpState {

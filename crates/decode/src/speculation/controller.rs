@@ -95,16 +95,20 @@ impl StepCosts<'_> {
         verify / all as f64
     }
 
-    /// The same with the drafts of a plan.
+    /// The same with the drafts of a plan and the tokens that wait for them.
     fn overhead(self, plan: Plan, nodes: usize) -> f64 {
         let all = self.sequences.max(1);
         let draft = self.costs.usual_drafts(plan.sources, all, plan.deepest);
-        draft / all as f64 + self.verify_overhead(nodes)
+        draft / all as f64 + plan.waiting + self.verify_overhead(nodes)
     }
 
     /// Expected speed-up with up to `max_nodes` nodes of a plan, if each further token is accepted
-    /// with `probability`.
+    /// with `probability`. Tokens that wait are stored once, so they do not count.
     fn speedup(self, plan: Plan, probability: f64, max_nodes: usize) -> f64 {
+        let plan = Plan {
+            waiting: 0.0,
+            ..plan
+        };
         let (mut tokens, mut reached) = (1.0, 1.0);
         let mut best = 0.0_f64;
         for nodes in 1..=max_nodes {
@@ -140,6 +144,8 @@ pub(crate) struct Plan {
     pub(crate) sources: SourceSet,
     /// Maximum number of drafted tokens of a path.
     pub(crate) deepest: usize,
+    /// Seconds to store the committed tokens that wait for its drafts.
+    pub(crate) waiting: f64,
 }
 
 impl Plan {
@@ -200,6 +206,9 @@ pub(crate) struct Participant {
     pub(crate) deepest: usize,
     /// Its share of the time beyond plain decoding.
     pub(crate) share: f64,
+    /// Planned seconds of tokens that waited for its drafts. They are paid, but say nothing about
+    /// the next step.
+    pub(crate) waiting: f64,
     /// Tokens that its tree was expected to have accepted, by the calibrated chances.
     pub(crate) planned_tokens: f64,
 }
@@ -378,6 +387,7 @@ impl SpeculationController {
         let none = Plan {
             sources: SourceSet::NONE,
             deepest: 0,
+            waiting: 0.0,
         };
         let suffix = affordable(none)
             .filter(|nodes| *nodes > 0 && has_match > 0)
@@ -514,10 +524,12 @@ impl SpeculationController {
             };
             let accepted = result.1.saturating_sub(participant.base_nodes) as f64;
             // In tokens of plain decoding.
-            let took = step.overhead_seconds * participant.share / step.seconds_per_token;
-            let speedup = (1.0 + accepted) / (1.0 + took);
+            let seconds = step.overhead_seconds * participant.share;
+            let took = seconds / step.seconds_per_token;
+            let usual = (seconds - participant.waiting).max(0.0) / step.seconds_per_token;
+            let speedup = (1.0 + accepted) / (1.0 + usual);
             let likely = accepted + PLANNED_WEIGHT * (participant.planned_tokens - accepted);
-            let likely_speedup = (1.0 + likely) / (1.0 + took);
+            let likely_speedup = (1.0 + likely) / (1.0 + usual);
             let Allowance {
                 sources,
                 prior,

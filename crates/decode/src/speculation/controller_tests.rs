@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, Language, RunnerMethod};
+use contract::protocol::MAX_WAITING_TOKENS;
 use contract::{
     CommitItem, DraftItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
@@ -18,7 +19,7 @@ use super::tree_proposer::{TreeProposer, TreeRequest, TreeResult};
 use crate::stats::StepTimes;
 
 /// A device on which a draft costs more than a token, and a row a third of one: two CPU cores and a
-/// small model.
+/// small model. A token that waits for a draft costs a thirtieth of one.
 fn expensive_draft() -> CostTable {
     let verify = [
         (1, 0.64),
@@ -28,7 +29,7 @@ fn expensive_draft() -> CostTable {
         (16, 3.44),
         (24, 4.85),
     ];
-    table(&verify, &[(1, 0.91), (2, 1.82)])
+    table(&verify, &[(1, 0.91), (2, 1.82)]).with_waiting(DraftSource::Block, 0.02e-3)
 }
 
 /// A device bound by reading weights: a draft costs a seventh of a token, 24 rows hardly more than
@@ -102,7 +103,7 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
     let (mut seconds_taken, mut plain_seconds, mut generated) = (0.0, 0.0, 0);
     for scenario in scenarios {
         let seq = runner.open(scenario.tokens + 100).unwrap();
-        let (mut left, mut rounds) = (scenario.tokens, 0);
+        let (mut left, mut rounds, mut waiting) = (scenario.tokens, 0, 0);
         while left > 0 {
             let history = [TokenId((left % 20) as u32)];
             let root = TreeRequest {
@@ -133,7 +134,9 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
             let seconds = Duration::from_secs_f64;
             let off = device.noise();
             let draft = if drew {
-                device.costs.draft(DraftSource::Block, 1) * off
+                let costs = &device.costs;
+                let stored = costs.waiting(DraftSource::Block, std::mem::take(&mut waiting));
+                (costs.draft(DraftSource::Block, 1) + stored) * off
             } else {
                 0.0
             };
@@ -154,6 +157,10 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
             seconds_taken += draft + verify;
             plain_seconds += tokens as f64 * device.costs.verify(1);
             left -= tokens;
+            waiting += tokens;
+            if waiting >= MAX_WAITING_TOKENS {
+                waiting = 0;
+            }
             generated += tokens;
             rounds += 1;
         }

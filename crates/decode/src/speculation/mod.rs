@@ -43,6 +43,7 @@ pub mod suffix;
 mod surprisal;
 mod tree_proposer;
 mod trial_budget;
+mod waiting;
 
 pub use build_tree::{TreeBudget, TreeInit, TreeInputs, build_tree};
 pub use config::{MIN_SPEEDUP, SpeculationConfig};

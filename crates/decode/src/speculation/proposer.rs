@@ -32,6 +32,7 @@ use super::sequence_draft::SequenceDraft;
 use super::sources::{DraftSource, SourceSet};
 use super::suffix::SuffixIndex;
 use super::tree_proposer::{NoDraft, ProposedTree, TreeProposer, TreeRequest, TreeResult};
+use super::waiting::WaitingTokens;
 use crate::stats::StepTimes;
 
 /// Trees from the runner's draft model, its multi-token-prediction head and suffix matches.
@@ -47,6 +48,8 @@ pub(crate) struct MixedProposer {
     /// Current costs of passes.
     cost_model: Option<OnlineCostModel>,
     width: DraftWidth,
+    /// Tokens that wait for drafts.
+    waiting: WaitingTokens,
     /// Sequences that decode besides those of the next step.
     others: Vec<SeqId>,
     /// Steps that are not observed yet, the earliest first.
@@ -101,6 +104,7 @@ impl MixedProposer {
             trust: HashMap::new(),
             suffix: SuffixIndex::default(),
             width: DraftWidth::default(),
+            waiting: WaitingTokens::default(),
             others: Vec::new(),
             steps: VecDeque::new(),
         }
@@ -136,7 +140,11 @@ impl MixedProposer {
                 max_depth: root.max_depth,
                 init: self.config.init,
             };
-            SequenceDraft::new((at, root), drafts, (&self.calibration, trust), budget)
+            let waiting = self.waiting.of(root.seq);
+            SequenceDraft {
+                waiting,
+                ..SequenceDraft::new((at, root), drafts, (&self.calibration, trust), budget)
+            }
         };
         requests.map(draft).collect()
     }
@@ -178,6 +186,7 @@ fn choose_plans(
             Plan {
                 sources,
                 deepest: deepest.saturating_sub(sequence.root.forced.len()).min(room),
+                waiting: costs_now.costs.all_waiting(sources, sequence.waiting),
             }
         });
         let plans: Vec<Plan> = plans
@@ -241,8 +250,9 @@ fn choose_all_sizes(
     );
     let mtp = share(
         DraftUse {
-            block: 0,
-            ..drafted
+            mtp: drafted.mtp,
+            mtp_depths: drafted.mtp_depths,
+            ..DraftUse::default()
         },
         drafted.mtp,
     );
@@ -251,7 +261,8 @@ fn choose_all_sizes(
         let Some(allowance) = sequence.allowance else {
             continue;
         };
-        let mut seconds = per_node * *n as f64;
+        let waiting = costs.all_waiting(sequence.sources, sequence.waiting);
+        let mut seconds = per_node * *n as f64 + waiting;
         for (source, draft) in [(DraftSource::Block, block), (DraftSource::Mtp, mtp)] {
             if sequence.sources.contains(source) {
                 seconds += draft;
@@ -263,6 +274,7 @@ fn choose_all_sizes(
             base_nodes: acceptance.base_nodes,
             deepest: sequence.exploration.deepest(*n),
             share: seconds,
+            waiting,
             planned_tokens: acceptance.probabilities.iter().take(*n).sum(),
         });
     }
@@ -297,6 +309,7 @@ impl TreeProposer for MixedProposer {
         let seqs = seqs.chain(others.iter().copied());
         self.controller.sync_sequences(seqs.clone());
         self.trust.retain(|seq, _| seqs.clone().any(|s| s == *seq));
+        self.waiting.retain(seqs.clone());
         self.extend_automata(roots, &others);
         self.steps.push_back(ProposedStep {
             rows: base_nodes,
@@ -329,17 +342,25 @@ impl TreeProposer for MixedProposer {
                 let n = (*size).min(sequence.max_nodes());
                 trees[sequence.at] = sequence.exploration.tree(n, limit);
             }
+            let stored: Vec<(SeqId, SourceSet)> = sequences
+                .iter()
+                .map(|sequence| (sequence.root.seq, sequence.sources))
+                .collect();
             let explored = sequences.into_iter();
-            ProposedStep {
+            let step = ProposedStep {
                 rows: trees.iter().map(|proposed| proposed.tree.len()).sum(),
                 drafted,
                 planned,
                 explored: explored.map(|s| (s.root.seq, s.exploration)).collect(),
-            }
+            };
+            (step, stored)
         });
         self.controller = controller;
         self.width = width;
-        let drafted = drafted?;
+        let (drafted, stored) = drafted?;
+        for (seq, sources) in stored {
+            self.waiting.store(seq, sources);
+        }
         if let Some(last) = self.steps.back_mut() {
             *last = drafted;
         }
@@ -394,6 +415,9 @@ impl TreeProposer for MixedProposer {
             .iter()
             .map(|result| (result.seq, result.tokens.len()))
             .collect();
+        for (seq, tokens) in &counts {
+            self.waiting.commit(*seq, *tokens);
+        }
         self.controller.observe(step.as_ref(), &counts);
     }
 }
@@ -430,6 +454,9 @@ impl MixedProposer {
                 sequence.drafts.block = Some(tempered);
                 sequence.exploration = sequence.explore(&self.calibration);
             }
+            for sequence in &block {
+                drafted.add_waiting(DraftSource::Block, sequence.waiting);
+            }
             drafted.block = narrow.map_or(block.len(), |narrow| narrow.blocks(block.len()));
         }
         let mut mtp: Vec<_> = sequences
@@ -438,6 +465,9 @@ impl MixedProposer {
             .collect();
         if !mtp.is_empty() {
             drafted.mtp = mtp.len();
+            for sequence in &mtp {
+                drafted.add_waiting(DraftSource::Mtp, sequence.waiting);
+            }
             let info = runner.info();
             let limits = HeadLimits {
                 max_depth: DraftSource::Mtp.depth(info),

@@ -8,6 +8,7 @@ use super::costs::NodeAcceptance;
 use super::explore::{Exploration, Stem, explore};
 use super::sources::SourceSet;
 use super::tree_proposer::TreeRequest;
+use super::waiting::Waiting;
 
 /// One sequence of a step, with what the sources have drafted for it.
 pub(super) struct SequenceDraft<'a> {
@@ -20,6 +21,8 @@ pub(super) struct SequenceDraft<'a> {
     pub(super) sources: SourceSet,
     /// Its allowance; `None` if costs are unknown, or if it does not draft.
     pub(super) allowance: Option<Allowance>,
+    /// Committed tokens that wait for the drafts, by source.
+    pub(super) waiting: Waiting,
     pub(super) budget: TreeBudget,
     pub(super) trust: Trust,
     pub(super) drafts: Drafts<'a>,
@@ -46,6 +49,7 @@ impl<'a> SequenceDraft<'a> {
             drafts_nodes: false,
             sources: SourceSet::NONE,
             allowance: None,
+            waiting: Waiting::default(),
             budget,
             trust,
             drafts,

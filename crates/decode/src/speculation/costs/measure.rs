@@ -26,8 +26,10 @@ const PADDED: (usize, f64) = (8, 1.1);
 const REPETITIONS: usize = 4;
 /// Prompt tokens before the measurement.
 const CONTEXT: usize = 64;
-/// Maximum number of passes per repetition that commit a token.
-const MAX_COMMITS_PER_REPETITION: usize = 3 * SIZES.len();
+/// Tokens that wait for a draft whose time shows what each of them takes.
+const WAITING: usize = 16;
+/// Maximum number of tokens that a repetition commits to a sequence.
+const MAX_COMMITS_PER_REPETITION: usize = 4 * SIZES.len() + 2 * WAITING;
 
 /// Rows of a measured draft of the multi-token-prediction head at each depth behind the first.
 const MTP_MEASURED_WIDTH: u32 = 2;
@@ -81,8 +83,18 @@ struct MeasuredPass {
     draft: Option<DraftSource>,
     /// Rows of a verify in all.
     rows: usize,
+    /// Tokens of each sequence that wait for a draft.
+    waiting: usize,
     /// Seconds of the fastest so far.
     best: f64,
+}
+
+/// What is committed of a chain.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum CommitExtent {
+    Nothing,
+    Root,
+    Chain,
 }
 
 /// A running measurement.
@@ -110,10 +122,12 @@ impl CostMeasurement<'_> {
             seqs: seqs[..n].to_vec(),
             draft: None,
             rows,
+            waiting: 0,
             best: f64::INFINITY,
         };
-        let draft_pass = |n: usize, source| MeasuredPass {
+        let draft_pass = |n: usize, source, waiting| MeasuredPass {
             draft: Some(source),
+            waiting,
             ..pass(n, 0)
         };
         // Sizes above what fewer sequences reach, up to the most of `n`.
@@ -130,7 +144,14 @@ impl CostMeasurement<'_> {
         let sources = self.sources.iter();
         let drafts = sources.flat_map(|source| counts.clone().map(move |n| (n, source)));
         let mut drafts: Vec<MeasuredPass> =
-            drafts.map(|(n, source)| draft_pass(n, source)).collect();
+            drafts.map(|(n, source)| draft_pass(n, source, 1)).collect();
+        let more = WAITING.min(max_nodes);
+        let sources = self.sources.iter();
+        let mut late: Vec<MeasuredPass> = sources
+            .filter(|_| more > 1)
+            .map(|source| draft_pass(1, source, more))
+            .collect();
+        drafts.append(&mut late);
         let mut verify: Vec<MeasuredPass> = sizes(0, 1).map(|(n, rows)| pass(n, rows)).collect();
         self.run_interleaved(&mut drafts)?;
         self.run_interleaved(&mut verify)?;
@@ -148,6 +169,7 @@ impl CostMeasurement<'_> {
         let mut table = CostTable::new(with_steps(&points(&verify)));
         for source in self.sources.iter() {
             let of_source = drafts.iter().filter(|pass| pass.draft == Some(source));
+            let (late, of_source): (Vec<_>, Vec<_>) = of_source.partition(|pass| pass.waiting > 1);
             let mut draft: Vec<(usize, f64)> = Vec::new();
             for pass in of_source {
                 // More sequences cannot cost less; such a time was disturbed.
@@ -157,7 +179,14 @@ impl CostMeasurement<'_> {
             if let [alone] = draft[..] {
                 draft.push((2, 2.0 * alone.1));
             }
+            let alone = draft.first().map_or(f64::INFINITY, |first| first.1);
             table = table.and_then(|table| table.with_draft(source, draft));
+            for late in late {
+                // A depth of the head is a mean, but tokens wait for the first one.
+                let seconds = (late.best - alone) * self.depths(source) as f64;
+                let each = seconds / (late.waiting - 1) as f64;
+                table = table.map(|table| table.with_waiting(source, each));
+            }
         }
         Ok(table)
     }
@@ -167,13 +196,17 @@ impl CostMeasurement<'_> {
     fn run_interleaved(&mut self, passes: &mut [MeasuredPass]) -> Result<(), DeviceError> {
         for repetition in 0..=REPETITIONS {
             for pass in &mut *passes {
-                if self.tokens_left <= pass.rows.div_ceil(pass.seqs.len()) {
+                let rows = pass.rows.div_ceil(pass.seqs.len());
+                if self.tokens_left <= rows.max(pass.waiting + 1) {
                     continue;
+                }
+                if pass.draft.is_some() {
+                    self.precede_draft(&pass.seqs, pass.waiting)?;
                 }
                 let seconds = match pass.draft {
                     Some(DraftSource::Mtp) => self.draft_mtp(&pass.seqs)?,
                     Some(_) => self.draft_block(&pass.seqs)?,
-                    None => self.verify(&pass.seqs, pass.rows)?,
+                    None => self.verify(&pass.seqs, pass.rows, CommitExtent::Root)?,
                 };
                 if repetition > 0 {
                     pass.best = pass.best.min(seconds);
@@ -184,6 +217,25 @@ impl CostMeasurement<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What comes before a draft in a text: `waiting` tokens are committed, and the weights of the
+    /// target have taken the place of the draft's in the caches of the processor. The last pass
+    /// also waits for what a device may have deferred of the commit.
+    fn precede_draft(&mut self, seqs: &[SeqId], waiting: usize) -> Result<(), DeviceError> {
+        self.verify(seqs, waiting * seqs.len(), CommitExtent::Chain)?;
+        self.verify(seqs, seqs.len(), CommitExtent::Nothing)?;
+        Ok(())
+    }
+
+    /// Passes of a measured draft.
+    fn depths(&self, source: DraftSource) -> usize {
+        match source {
+            DraftSource::Mtp => DraftSource::Mtp
+                .depth(self.runner.info())
+                .min(MTP_USUAL_DEPTH),
+            DraftSource::Block | DraftSource::Suffix => 1,
+        }
     }
 
     /// Seconds of a draft of the draft model for some sequences.
@@ -199,7 +251,7 @@ impl CostMeasurement<'_> {
     /// Mean seconds of a depth of the multi-token-prediction head, over a usual draft.
     fn draft_mtp(&mut self, seqs: &[SeqId]) -> Result<f64, DeviceError> {
         let info = self.runner.info();
-        let depths = DraftSource::Mtp.depth(info).min(MTP_USUAL_DEPTH);
+        let depths = self.depths(DraftSource::Mtp);
         let k = info.vocab.min(8);
         let start = (self.clock)();
         let mut parent = None;
@@ -222,7 +274,12 @@ impl CostMeasurement<'_> {
     }
 
     /// Seconds of a verify of chains with `rows` in all, and of a commit.
-    fn verify(&mut self, seqs: &[SeqId], rows: usize) -> Result<f64, DeviceError> {
+    fn verify(
+        &mut self,
+        seqs: &[SeqId],
+        rows: usize,
+        committed: CommitExtent,
+    ) -> Result<f64, DeviceError> {
         let vocab = self.runner.info().vocab;
         let chain = |at: usize, rows: usize| {
             let tokens: Vec<TokenId> = (at..at + rows).map(|i| varied(i, vocab)).collect();
@@ -244,7 +301,11 @@ impl CostMeasurement<'_> {
                 tree,
                 requests,
             });
-            paths.push((seq, tree.path_to(NodeIdx::ROOT)));
+            let end = match committed {
+                CommitExtent::Chain => tree.len() - 1,
+                CommitExtent::Root | CommitExtent::Nothing => 0,
+            };
+            paths.push((seq, tree.path_to(NodeIdx(end as u16))));
         }
         let commits: Vec<CommitItem<'_>> = paths
             .iter()
@@ -252,10 +313,16 @@ impl CostMeasurement<'_> {
             .collect();
         let start = (self.clock)();
         self.runner.verify(&items)?;
+        if committed == CommitExtent::Nothing {
+            for seq in seqs {
+                self.runner.discard(*seq)?;
+            }
+            return Ok(((self.clock)() - start).as_secs_f64());
+        }
         // A device may defer part of a commit to the next pass. In repetitions each commit is
         // followed by one.
         self.runner.commit(&commits)?;
-        self.tokens_left -= 1;
+        self.tokens_left -= paths.iter().map(|(_, path)| path.len()).max().unwrap_or(0);
         Ok(((self.clock)() - start).as_secs_f64())
     }
 }
@@ -442,6 +509,7 @@ mod tests {
             seqs: Vec::new(),
             draft: None,
             rows,
+            waiting: 0,
             best,
         };
         let passes = [(1, 0.6), (8, 8.0), (16, 3.4), (24, f64::INFINITY)].map(pass);

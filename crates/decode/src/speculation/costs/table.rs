@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::speculation::sources::{DraftSource, SourceSet};
+use crate::speculation::waiting::Waiting;
 
 /// A monotonic clock. This crate has none of its own.
 pub type Clock = fn() -> Duration;
@@ -14,6 +15,8 @@ pub struct CostTable {
     pub(super) verify: Vec<(usize, f64)>,
     /// `(sequences, seconds)` of a draft by source, sequences ascending; empty if it costs nothing.
     pub(super) drafts: [Vec<(usize, f64)>; DraftSource::ALL.len()],
+    /// Seconds by source for each committed token that waits for its draft.
+    waiting: [f64; DraftSource::ALL.len()],
 }
 
 /// The drafts of a step.
@@ -26,6 +29,15 @@ pub(crate) struct DraftUse {
     pub(crate) mtp: usize,
     /// Depths of the head's draft.
     pub(crate) mtp_depths: usize,
+    /// Committed tokens that waited for the drafts, by source, of all sequences together.
+    pub(crate) waiting: Waiting,
+}
+
+impl DraftUse {
+    /// Adds the tokens of a sequence that wait for a source's draft.
+    pub(crate) fn add_waiting(&mut self, source: DraftSource, tokens: Waiting) {
+        self.waiting[source.index()] += tokens[source.index()];
+    }
 }
 
 impl CostTable {
@@ -35,6 +47,7 @@ impl CostTable {
         is_good(&verify).then_some(CostTable {
             verify,
             drafts: Default::default(),
+            waiting: Default::default(),
         })
     }
 
@@ -51,6 +64,28 @@ impl CostTable {
         }
         self.drafts[source.index()] = draft;
         Some(self)
+    }
+
+    /// The table with the seconds that a source's draft takes more for each committed token whose
+    /// keys and values it has to store. Other than positive and finite ones count as none.
+    #[must_use]
+    pub fn with_waiting(mut self, source: DraftSource, seconds: f64) -> CostTable {
+        let counts = seconds.is_finite() && seconds > 0.0;
+        self.waiting[source.index()] = if counts { seconds } else { 0.0 };
+        self
+    }
+
+    /// Seconds of `tokens` committed tokens that wait for a source's draft.
+    pub fn waiting(&self, source: DraftSource, tokens: usize) -> f64 {
+        self.waiting[source.index()] * tokens as f64
+    }
+
+    /// The same for the drafts of some sources.
+    pub(crate) fn all_waiting(&self, sources: SourceSet, tokens: Waiting) -> f64 {
+        let seconds = sources
+            .iter()
+            .map(|of| self.waiting(of, tokens[of.index()]));
+        seconds.sum()
     }
 
     /// Seconds of a verify of `rows` nodes in all.
@@ -71,6 +106,7 @@ impl CostTable {
     pub(crate) fn drafts(&self, of: DraftUse) -> f64 {
         self.draft(DraftSource::Block, of.block)
             + of.mtp_depths as f64 * self.draft(DraftSource::Mtp, of.mtp)
+            + self.all_waiting(SourceSet::ALL, of.waiting)
     }
 
     /// Seconds of the drafts of some sources for `sequences`, with the head as deep as it usually
@@ -87,6 +123,7 @@ impl CostTable {
             block: n(DraftSource::Block),
             mtp: n(DraftSource::Mtp),
             mtp_depths: super::MTP_USUAL_DEPTH.min(depth),
+            ..DraftUse::default()
         })
     }
 

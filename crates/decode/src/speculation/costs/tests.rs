@@ -11,6 +11,7 @@ const BLOCK: DraftUse = DraftUse {
     block: 1,
     mtp: 0,
     mtp_depths: 0,
+    waiting: [0; 3],
 };
 use super::tree_sizes::{NodeAcceptance, choose_sizes};
 
@@ -31,6 +32,20 @@ fn costs_are_interpolated_and_extrapolated_linearly() {
     for bad in [vec![], vec![(2, 1.0), (1, 1.0)], vec![(1, f64::NAN)]] {
         assert_eq!(CostTable::new(bad.clone()), None);
         assert_eq!(table().with_draft(DraftSource::Mtp, bad), None);
+    }
+}
+
+#[test]
+fn tokens_that_wait_add_to_the_drafts_that_store_them() {
+    let costs = table().with_waiting(DraftSource::Block, 0.01);
+    let late = DraftUse {
+        waiting: [30, 50, 50],
+        ..BLOCK
+    };
+    assert!((costs.drafts(late) - costs.drafts(BLOCK) - 0.3).abs() < 1e-9);
+    for noise in [-0.1, f64::NAN, f64::INFINITY] {
+        let costs = costs.clone().with_waiting(DraftSource::Block, noise);
+        assert_eq!(costs.drafts(late), costs.drafts(BLOCK));
     }
 }
 
