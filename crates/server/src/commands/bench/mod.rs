@@ -17,6 +17,8 @@ mod score;
 mod serve;
 mod speculation_ab;
 #[cfg(test)]
+mod speculation_recording;
+#[cfg(test)]
 mod speculation_replay;
 mod step;
 mod step_shape;

@@ -200,8 +200,7 @@ fn available(whole: &LoadConfig) -> SourceSet {
     sources
 }
 
-/// The model with what `sources` need, as `serve` opens it: a draft model and a head take time at
-/// each commit even where they draft nothing.
+/// The model with what `sources` need, as `serve` opens it: what would not draft takes no memory.
 fn with_only(whole: &LoadConfig, sources: SourceSet) -> LoadConfig {
     let mut config = whole.clone();
     if !sources.contains(DraftSource::Block) {

@@ -67,7 +67,7 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
     let fitted = open::fit_with_head(backend.as_ref(), &loaded, &args.device, request)?;
     let mut plain = fitted.config;
     let mut with_draft = plain.clone();
-    // The plain runner has neither a draft nor a head, which cost time at each commit.
+    // The plain runner has neither a draft nor a head: their rows are copied at each commit.
     plain.target = drafting::Drafting::none().target(&plain.target);
     with_draft.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let mut runner = open::open(backend.as_ref(), with_draft, &mut |_| {})?;
