@@ -49,7 +49,7 @@ struct PassTimes {
     /// Rows of a verify, and the time of the verify and its commit.
     verify: &'static [(usize, f64)],
     /// The draft pass of one sequence, and a depth of the head, each with the time of a committed
-    /// token that waits for it.
+    /// token that waits for it, which is an estimate.
     draft: (f64, f64),
     mtp: (f64, f64),
 }
