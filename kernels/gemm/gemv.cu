@@ -53,11 +53,14 @@ template <int KIND>
 __device__ __forceinline__ void load_weights(u32 to, const TileRows& rows, int units) {
     constexpr int FIRST_SLICE = slice_tile_bytes(KIND, 0) / 16, UNIT = unit_tile_bytes(KIND) / 16;
     const u64 evict_first = policy_evict_first();
-    for (int i = threadIdx.x; i < units * UNIT; i += THREADS) {
+    // Not `to + 16 i`: with an L2 policy NVRTC 13.0.88 would take address and policy from uniform registers that
+    // nothing has written (`LDGSTS [R + UR0], desc[UR1]`), in some units for sm_120.
+    to += threadIdx.x * 16;
+    for (int i = threadIdx.x; i < units * UNIT; i += THREADS, to += THREADS * 16) {
         const int unit = i / UNIT, at = i % UNIT;
         const u8* from = rows.weights + size_t(unit) * rows.unit_stride +
                          (at < FIRST_SLICE ? at * 16 : rows.second_slice + (at - FIRST_SLICE) * 16);
-        cp_async_16_cache_hint(to + i * 16, from, evict_first);
+        cp_async_16_cache_hint(to, from, evict_first);
     }
 }
 
