@@ -7,6 +7,7 @@
 mod build;
 mod cache;
 mod error;
+mod machine_code;
 mod modules;
 mod nvrtc;
 mod nvrtc_library;
@@ -15,6 +16,7 @@ mod source;
 
 pub use build::{CompileProgress, Compiled, Options, compile};
 pub use error::CompileError;
+pub use machine_code::uniform_copies;
 pub use modules::Modules;
 pub use nvrtc_library::{Nvrtc, NvrtcSearch};
 pub use report::{EntryReport, entry_reports};

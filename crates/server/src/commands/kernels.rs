@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use contract::{DeviceError, KvFormat, KvFormats, LoadConfig};
-use cuda::compile::{Compiled, Options, compile, min_arch};
+use cuda::compile::{Compiled, Options, compile, min_arch, uniform_copies};
 use cuda::driver::Arch;
 use cuda::launch::{CompileUnit, standard_units};
 use cuda::{CudaBackend, GpuInfo};
@@ -79,6 +79,14 @@ fn build(args: &KernelsBuildArgs) -> anyhow::Result<()> {
             start.elapsed().as_secs_f64(),
         )?;
         changes.extend(spill_record::changes(arch, &compiled));
+        let is_faulty = |unit: &&Compiled| uniform_copies(&unit.cubin) != Some(0);
+        if let Some(faulty) = compiled.iter().find(is_faulty) {
+            bail!(
+                "{arch}: {} has copies to shared memory by uniform registers, which this compiler \
+                 leaves unset; in the kernel, count each thread's shared address along",
+                faulty.unit
+            );
+        }
     }
     let lines: Vec<String> = changes.iter().map(ToString::to_string).collect();
     if args.deny_spills && !lines.is_empty() {
