@@ -85,7 +85,7 @@ attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, Pag
     // pdl_wait.
     SoftmaxStorage& softmax = *(SoftmaxStorage*)(shared + M16_TILES * (32 * HEAD_DIM + 2048) + STAGES * STAGE_BYTES);
     ItemStorage& storage = *(ItemStorage*)(&softmax + 1);
-    DecodeItems items(step, pages, storage);
+    DecodeItems items(step, storage);
     DecodeItem item;
     bool waited = false;
     while (items.take(step, pages, storage, softmax, item)) {

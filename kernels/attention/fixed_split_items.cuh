@@ -51,7 +51,7 @@ struct DecodeItem {
 struct DecodeItems {
     int next;
 
-    __device__ __forceinline__ DecodeItems(const Step* step, const PageTable& pages, ItemStorage& storage) : next(0) {
+    __device__ __forceinline__ DecodeItems(const Step* step, ItemStorage& storage) : next(0) {
         const int warp = warp_index();
         if (warp == 0) {
             plan_trees(step, storage.plans);

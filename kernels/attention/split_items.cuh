@@ -47,7 +47,7 @@ struct DecodeItem {
 struct DecodeItems {
     int next, most_m_tiles;
 
-    __device__ __forceinline__ DecodeItems(const Step* step, const PageTable&, ItemStorage&) : next(blockIdx.x) {
+    __device__ __forceinline__ DecodeItems(const Step* step, ItemStorage&) : next(blockIdx.x) {
         int total = 0;
 #pragma unroll 1
         for (int i = 0; i < step->trees; i++) {
