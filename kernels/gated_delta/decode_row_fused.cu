@@ -89,7 +89,7 @@ gated_delta_row_fused(const Step* step, const float* x, const float* alpha, cons
     const bool writes_key_factors = head < K_HEADS;
 #endif
     pdl_wait();
-    float4 gate[2];
+    float gate[8];  // silu(z)
     if (warp < 3) {
         float4 now[1];
         load_inputs<1>((const float4*)(x + channel), 0, now);
@@ -107,7 +107,10 @@ gated_delta_row_fused(const Step* step, const float* x, const float* alpha, cons
             node[NODE_G + head] = g;
         }
     } else if (warp == 4) {
-        load_inputs<2>((const float4*)(z + (head - lane / 16) * HEAD_DIM + lane * 8), 1, gate);
+        float4 v[2];
+        load_inputs<2>((const float4*)(z + (head - lane / 16) * HEAD_DIM + lane * 8), 1, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) gate[i] = silu((&v[i / 4].x)[i % 4]);
     }
     __syncthreads();
     const float qk = warp_dot(*(const float4*)(qkv[0] + 4 * lane), *(const float4*)(qkv[1] + 4 * lane));
@@ -141,7 +144,7 @@ gated_delta_row_fused(const Step* step, const float* x, const float* alpha, cons
     for (int gap = 8; gap; gap >>= 1) sum += __shfl_xor_sync(WARP_ALL, sum, gap);
     const float factor = 1.0f / sqrtf(sum * (1.0f / HEAD_DIM) + eps);
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = y[i] * factor * scale[i] * silu((&gate[i / 4].x)[i % 4]);
+    for (int i = 0; i < 8; i++) y[i] = y[i] * factor * scale[i] * gate[i];
     const bool writes_group = lane / 16 == head % 2;
 #if V_HEADS % 2
     // With an odd number of heads, the last head also stores the empty half of its group.

@@ -14,6 +14,7 @@
 
 #define BARRIER_OF_256 9
 #define BARRIER_OF_384 10
+#define APPEND_WARPS (CONSUMER_WARPS >= 12 ? 12 : CONSUMER_WARPS / 4 * 4)
 
 #define blockIdx task_block
 #define pdl_wait() wait_ready()

@@ -1,8 +1,7 @@
 // Waits of a block, and rows that blocks exchange in band: a word shows by itself whether it is there (ABSENT).
 //
 // Waits are bounded: after WATCHDOG_CYCLES a thread goes on, with wrong results and the error word set. Nothing hangs.
-// Needs: RING_SLOTS (units in the ring of a warp), TILE_SLOTS (tiles of several sums that may be in shared memory at
-// once), CONSUMER_WARPS, NORM_WARPS.
+// Needs: RING_SLOTS (units in the ring of a warp), CONSUMER_WARPS, NORM_WARPS.
 #pragma once
 #include "gemm/a16_layout.cuh"
 #include "one_launch/task.cuh"
@@ -14,14 +13,21 @@ struct TaskBlock {
     int x, y;
 };
 
+// What a consumer warp keeps from task to task.
+struct WarpState {
+    const SumPart* parts;  // the next
+    const LoadPart* at;    // struct Ring
+    int slot, loaded;
+    u32 parity;
+};
+
 // What the warps of a block share besides the rings and the activations.
 struct BlockStorage {
     Task tasks[TASK_SLOTS];
-    u64 full[CONSUMER_WARPS][RING_SLOTS], empty[CONSUMER_WARPS][RING_SLOTS];
+    u64 full[CONSUMER_WARPS][RING_SLOTS];
     u64 task_full[TASK_SLOTS], task_empty[TASK_SLOTS];
-    u64 workspace_free;     // completes when a task of attention is done
-    int parts[TILE_SLOTS];  // sums of the tile that are there
-    int sums[TILE_SLOTS];   // tiles of this slot that have been summed
+    WarpState warps[CONSUMER_WARPS];
+    u8* exchanged;  // the rows of this launch
     float warp_sums[NORM_WARPS];
     const u32* wait_counter;  // of the function of a separate kernel
     u32 wait_value;

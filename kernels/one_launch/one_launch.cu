@@ -2,35 +2,34 @@
 //
 // Each block runs its own list of tasks (task.cuh), which the host makes from the launches of the same plan. There is
 // no grid barrier: rows that blocks exchange show by themselves which of their words are there, so a task waits for one
-// trip of its input through L2. The last warp but one loads the weights of the consumer warps into their rings
-// (ring.cuh). It does not wait for activations, so it is ahead of the tasks, across tasks and layers. The last warp
-// copies tasks to shared memory. GEMV tasks divide the K ranges of their tiles among all consumer warps; other tasks
-// are the kernels of the separate launches (bodies.cuh).
+// trip of its input through L2. Weights do not depend on activations: each consumer warp has a ring of them
+// (ring.cuh), which is full while it waits, across tasks and layers. The last warp copies tasks to shared memory. GEMV
+// tasks divide the K ranges of their tiles among all consumer warps, then a thread adds up the sums of each row; other
+// tasks are the kernels of the separate launches (bodies.cuh).
 //
 // Exchanged rows exist twice: a launch writes one set and makes the other, which the launch before wrote, absent.
 // Within a launch every word is written once, so nothing is written over while it is read.
 //
 // The bits are those of the separate launches: K ranges, order of sums and functions are the same.
 //
-// in   lists [blocks], tasks, loads, sums: what blocks and their warps do     counters [n_counters + 3][32], 0
+// in   lists [blocks], tasks, loads, sums, tiles: what blocks and their warps do     counters [n_counters + 3][32], 0
 //      exchange [2][exchange_bytes], ABSENT     the counter behind `error` has the set of the next launch
 // out  what the tasks write; counters 0; status: 0, or why a wait took too long: the number of the counter plus 1, or
 //      another wait from 2^29 on
-// grid one block per SM, all resident (cooperative), x (CONSUMER_WARPS + 2) * 32
-// smem rings, input rows in f16 and f32 (two of each: tasks alternate), partial sums; dynamic. A task of attention
-//      works in the first rings, whose loading waits for it.
-// defines HIDDEN (width of normed rows), WIDTH (the same), NORM_WARPS, KINDS, MAX_COLUMNS (longest row of a matrix),
-//      MAX_PARTS (partial sums of a tile, both matrices of SwiGLU), those of ring.cuh and bodies.cuh, CLOCKS (1: print
-//      where the time of a launch goes)
+// grid one block per SM, all resident (cooperative), x (CONSUMER_WARPS + 1) * 32
+// smem rings, the input row in f16 and f32, partial sums; dynamic. A task of attention works in the first rings, whose
+//      loading waits for it.
+// defines CONSUMER_WARPS (MAX_CONSUMER_WARPS at most), HIDDEN (width of normed rows), WIDTH (the same), NORM_WARPS,
+//      KINDS, MAX_COLUMNS (longest row of a matrix), MAX_SUMS (partial sums of a task), those of ring.cuh and
+//      bodies.cuh, CLOCKS (1: print where the time of a launch goes)
 // arch sm_80 and up; sm_90 loads by bulk copies
 // reference the separate launches, bit for bit     test crates/cuda/tests/batch_invariance.rs
 #undef PDL
 #define KERNEL(...) __device__ __noinline__ void
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#define CONSUMER_WARPS 14
 #define CONSUMERS (CONSUMER_WARPS * 32)
-#define LAUNCH_THREADS (CONSUMERS + 64)
+#define LAUNCH_THREADS (CONSUMERS + 32)
 #define CONSUMER_BARRIER 11
 #include "one_launch/task.cuh"
 #include "one_launch/exchange.cuh"
@@ -50,15 +49,11 @@ __device__ __forceinline__ void wait_ready() {
 struct GemvOperands {
     const u8* x;  // f16, or with FLAG_NORM f32
     const float* norm;
-    const float* residual;  // null for none
-    u8* out;                // f32, SWIGLU: f16; exchanged
-    u8* copy;               // the same for later launches, or null; SWIGLU: a16_layout.cuh
-    const u8* factors[2];   // of the first 128 rows of each matrix
-    int factor_stride;      // bytes from those to the next 128
-    int kind;
     int columns;
     float eps;
-    u16 parts[CONSUMER_WARPS];  // of each warp
+    u32 first_tile;
+    int tiles;
+    u16 parts[MAX_CONSUMER_WARPS];  // of each warp, 32 at most
 };
 struct F32Operands {
     const float* x;
@@ -75,6 +70,7 @@ struct LaunchParams {
     const Task* tasks;
     const LoadPart* loads;
     const SumPart* sums;
+    const TaskTile* tiles;
     u32* counters;
     u32* status;
     u8* exchange;
@@ -84,9 +80,9 @@ struct LaunchParams {
 // Dynamic shared memory: the rings are first.
 #define RING_BYTES (CONSUMER_WARPS * RING_SLOTS * SLOT_BYTES)
 struct Activations {
-    u8* f16;      // [2][MAX_COLUMNS]
-    float* f32;   // [2][HIDDEN]
-    float* sums;  // [TILE_SLOTS][MAX_PARTS][16]
+    u8 f16[2 * MAX_COLUMNS];
+    float f32[HIDDEN];
+    float sums[MAX_SUMS][16];
 };
 
 __device__ __forceinline__ void consumer_sync() { named_barrier_sync<CONSUMER_BARRIER, CONSUMERS>(); }
@@ -121,52 +117,38 @@ __device__ __forceinline__ void copy_tasks(const LaunchParams& params, u32 set) 
 
 // ---- consumer warps ------------------------------------------------------------------------------------------------
 
-// The parts that a warp sums, 16 of them in the registers of its lanes and 16 on their way.
-struct PartList {
-    const u64* list;
-    u64 window, ahead;
-    int at;
-
-    __device__ __forceinline__ void init(const SumPart* from) {
-        list = (const u64*)from + threadIdx.x % 32;
-        window = __ldg(list), ahead = __ldg(list + 32);
-        list += 64, at = 0;
-    }
-    __device__ __forceinline__ SumPart take() {
-        if (at == 16) {
-            window = ahead, ahead = __ldg(list);
-            list += 32, at = 0;
-        }
-        u64 words[2];
-        words[0] = __shfl_sync(WARP_ALL, window, 2 * at);
-        words[1] = __shfl_sync(WARP_ALL, window, 2 * at + 1);
-        at++;
-        return *(const SumPart*)words;
-    }
-};
-
-// What the sum of a row of the tile is multiplied by and added to; lane i has row i.
-struct RowTerms {
-    float factor, up_factor;
+// A row of a tile of the task, which one thread adds up: a warp has two tiles, or one of gate and up.
+struct TileRow {
+    uint4 tile[3];  // a TaskTile
+    int row;        // -1 for none
+    bool is_up;
+    float factor;
     u32 residual;
+
+    __device__ __forceinline__ const float* factors() const {
+        return (const float*)(is_up ? tile[0].z | u64(tile[0].w) << 32 : tile[0].x | u64(tile[0].y) << 32);
+    }
+    __device__ __forceinline__ u64 residual_at() const { return tile[1].x | u64(tile[1].y) << 32; }
+    __device__ __forceinline__ u8* copy() const { return (u8*)(tile[1].z | u64(tile[1].w) << 32); }
+    __device__ __forceinline__ u32 out() const { return tile[2].x; }
+    __device__ __forceinline__ int first_sum() const { return tile[2].y & 0xffff; }
+    __device__ __forceinline__ int n_first() const { return tile[2].y >> 16 & 0xff; }
+    __device__ __forceinline__ int n_sums() const { return tile[2].y >> 24; }
+    __device__ __forceinline__ bool exists() const { return row >= 0 && row < int(tile[2].z); }
 };
 
+// What a consumer warp does of a task. Nothing of it lives across tasks: what would, over the calls of bodies, would be
+// spilled.
 struct Consumer {
     const LaunchParams& params;
-    Activations x;
-    PartList list;
-    RingPosition ring;
     u8* memory;
-    int input;  // which of the two rows the task's input is in
     Clocks& clocks;
 
-    __device__ __forceinline__ u8* f16() const { return x.f16 + input * (2 * MAX_COLUMNS); }
-    __device__ __forceinline__ float* f32() const { return x.f32 + input * HIDDEN; }
+    __device__ __forceinline__ Activations& x() const { return *(Activations*)(memory + RING_BYTES); }
 
-    // The task's input to shared memory, as soon as it is there. Other warps may still read the input before.
+    // The task's input to shared memory, as soon as it is there. No warp reads the input before any more.
     __device__ __forceinline__ void load_input(const Task& task, const u8* from, const float* norm, int columns,
-                                               float eps) {
-        input ^= 1;
+                                               float eps) const {
         if (task.flags & FLAG_NORM) {
             NormWeights<CONSUMER_WARPS> weights;
             load_norm_weights<CONSUMER_WARPS>(norm, weights);
@@ -181,7 +163,7 @@ struct Consumer {
                 __syncwarp();
                 clocks.landed();
             };
-            load_normed_input<CONSUMER_WARPS>(load, weights, eps, block_storage.warp_sums, f16(), f32(),
+            load_normed_input<CONSUMER_WARPS>(load, weights, eps, block_storage.warp_sums, x().f16, x().f32,
                                               [] { consumer_sync(); });
         } else {
             constexpr int ROUNDS = (MAX_COLUMNS / 8 + CONSUMERS - 1) / CONSUMERS;
@@ -191,7 +173,7 @@ struct Consumer {
                 if (i >= columns / 8) break;
                 uint4 v[1];
                 exchange_wait<1>((const uint4*)from + i, 0, v);
-                *(uint4*)(f16() + i * 16) = v[0];
+                *(uint4*)(x().f16 + i * 16) = v[0];
             }
             __syncwarp();
             clocks.landed();
@@ -199,149 +181,127 @@ struct Consumer {
         consumer_sync();
     }
 
-    // Loads them: they do not depend on the task's input.
-    __device__ __forceinline__ RowTerms row_terms(const Task& task, const SumPart& part) const {
-        const GemvOperands& operands = *(const GemvOperands*)task.words;
-        const int row = part.tile * 16 + threadIdx.x % 16;
-        const size_t at = size_t(row / 128) * operands.factor_stride + row % 128 * 4;
-        RowTerms terms = {0.0f, 0.0f, 0u};
-        if (threadIdx.x % 32 < 16 && row < task.count) {
-            terms.factor = __ldg((const float*)(operands.factors[0] + at));
-            if (task.flags & FLAG_SWIGLU) terms.up_factor = __ldg((const float*)(operands.factors[1] + at));
-            if (operands.residual) terms.residual = exchange_load((const u32*)operands.residual + row);
-        }
-        return terms;
+    // This thread's row of the task.
+    __device__ __forceinline__ TileRow find_row(const Task& task, const GemvOperands& operands) const {
+        const bool is_gated = task.flags & FLAG_SWIGLU;
+        const int index = is_gated ? warp_index() : threadIdx.x / 16;
+        TileRow row = {};
+        row.row = -1;
+        if (index >= operands.tiles) return row;
+        const uint4* from = (const uint4*)(params.tiles + operands.first_tile + index);
+#pragma unroll
+        for (int i = 0; i < 3; i++) row.tile[i] = __ldg(from + i);
+        row.row = threadIdx.x % 16;
+        row.is_up = is_gated && threadIdx.x % 32 >= 16;
+        return row;
+    }
+    // What its sum is multiplied by and added to. They do not depend on the task's input.
+    __device__ __forceinline__ void load_terms(TileRow& row) const {
+        if (!row.exists()) return;
+        row.factor = __ldg(row.factors() + row.row);
+        if (row.residual_at()) row.residual = exchange_load(residual_of(row));
+    }
+    __device__ __forceinline__ const u32* residual_of(const TileRow& row) const {
+        const u64 at = row.residual_at();
+        const u8* from = at & RESIDUAL_EXCHANGED ? block_storage.exchanged + (at & ~RESIDUAL_EXCHANGED) : (const u8*)at;
+        return (const u32*)from + row.row;
     }
 
-    // Row lane of a tile has `sum`, and of gate and up also `up`.
-    __device__ __forceinline__ void store_row(const Task& task, const SumPart& part, const RowTerms& terms, float sum,
-                                              float up) const {
-        const GemvOperands& operands = *(const GemvOperands*)task.words;
-        const int lane = threadIdx.x % 32, row = part.tile * 16 + lane;
-        const bool is_row = lane < 16 && row < task.count;
-        if (task.flags & FLAG_SWIGLU) {
-            const u32 y = f32_to_f16(clamp_to_f16(silu(0.0f + sum * terms.factor) * (0.0f + up * terms.up_factor)));
+    // Adds up the sums of the thread's row in their order and stores the row.
+    __device__ __forceinline__ void store_row(const Task& task, const TileRow& row) const {
+        if (row.row < 0) return;
+        const bool is_gated = task.flags & FLAG_SWIGLU;
+        const int n = row.is_up ? row.n_sums() - row.n_first() : is_gated ? row.n_first() : row.n_sums();
+        const float* from = x().sums[row.first_sum() + (row.is_up ? row.n_first() : 0)] + row.row;
+        constexpr int FETCH = 8;
+        // Sums of several blocks begin at +0 in gemm/decode_gemm_small_batch.
+        float sum = n > 1 ? 0.0f + from[0] : from[0];
+#pragma unroll 1
+        for (int i = 1; i < n; i += FETCH) {
+            float v[FETCH];
+#pragma unroll
+            for (int j = 0; j < FETCH; j++) v[j] = from[min(i + j, n - 1) * 16];
+#pragma unroll
+            for (int j = 0; j < FETCH; j++)
+                if (i + j < n) sum += v[j];
+        }
+        if (is_gated) {
+            const float value = 0.0f + sum * row.factor, up = __shfl_down_sync(WARP_ALL, value, 16);
+            const u32 y = f32_to_f16(clamp_to_f16(silu(value) * up));
             const u32 pair = y | __shfl_down_sync(WARP_ALL, y, 1) << 16;
-            if (is_row && lane % 2 == 0) {
-                exchange_store(operands.out + row * 2, pair);
-                if (operands.copy)
-                    *(u32*)(operands.copy + row / 64 * A16_TILE + row % 64 / 8 * 128 + row % 8 * 2) = pair;
-            }
-        } else if (is_row) {
-            u32 residual = terms.residual;
-            if (operands.residual)
+            if (row.is_up || row.row % 2) return;
+            exchange_store(block_storage.exchanged + row.out() + row.row * 2, pair);
+            if (row.copy()) *(u32*)(row.copy() + row.row / 8 * 128 + row.row % 8 * 2) = pair;
+        } else if (row.exists()) {
+            u32 residual = row.residual;
+            if (row.residual_at())
                 poll_until(EXCHANGE_REASON, [&] {
                     if (residual != ABSENT) return true;
-                    residual = exchange_load((const u32*)operands.residual + row);
+                    residual = exchange_load(residual_of(row));
                     return residual != ABSENT;
                 });
-            const u32 value = __float_as_uint(__uint_as_float(residual) + sum * terms.factor);
-            exchange_store(operands.out + row * 4, value);
-            if (operands.copy) ((u32*)operands.copy)[row] = value;
-        }
-    }
-
-    // The warp's sum of a part; the last warp of a tile adds all of them.
-    __device__ __forceinline__ void finish_part(const Task& task, const SumPart& part, const RowTerms& terms,
-                                                const float (&acc)[4]) const {
-        const int lane = threadIdx.x % 32;
-        if (part.n_parts == 1) {
-            const float low = __shfl_sync(WARP_ALL, acc[0], lane * 4 % 32),
-                        high = __shfl_sync(WARP_ALL, acc[2], lane * 4 % 32);
-            return store_row(task, part, terms, lane < 8 ? low : high, 0.0f);
-        }
-        const int slot = part.sequence % TILE_SLOTS;
-        const int before = part.sequence / TILE_SLOTS;
-        float* sums = x.sums + slot * (MAX_PARTS * 16);
-        // The tile that had this slot before is summed.
-        poll_until(0x80000001u, [&] { return *(volatile int*)(block_storage.sums + slot) >= before; });
-        __threadfence_block();
-        __syncwarp();
-        if (lane % 4 == 0) {
-            sums[part.part * 16 + lane / 4] = acc[0];
-            sums[part.part * 16 + 8 + lane / 4] = acc[2];
-        }
-        __syncwarp();
-        int is_last = 0;
-        if (lane == 0) {
-            __threadfence_block();
-            is_last = atomicAdd(block_storage.parts + slot, 1) == part.n_parts - 1;
-            __threadfence_block();
-        }
-        if (!__shfl_sync(WARP_ALL, is_last, 0)) return;
-        __syncwarp();
-        // Sums of several blocks begin at +0 in gemm/decode_gemm_small_batch.
-        const float* from = sums + lane % 16;
-        const auto sum_of = [&](int begin, int end) {
-            constexpr int FETCH = 12;
-            float sum = end - begin > 1 ? 0.0f + from[begin * 16] : from[begin * 16];
-#pragma unroll 1
-            for (int i = begin + 1; i < end; i += FETCH) {
-                float v[FETCH];
-#pragma unroll
-                for (int j = 0; j < FETCH; j++) v[j] = from[min(i + j, end - 1) * 16];
-#pragma unroll
-                for (int j = 0; j < FETCH; j++)
-                    if (i + j < end) sum += v[j];
-            }
-            return sum;
-        };
-        const float sum = sum_of(0, part.n_first),
-                    up = part.n_first < part.n_parts ? sum_of(part.n_first, part.n_parts) : 0.0f;
-        store_row(task, part, terms, sum, up);
-        __syncwarp();
-        if (lane == 0) {
-            block_storage.parts[slot] = 0;
-            __threadfence_block();
-            atomicAdd(block_storage.sums + slot, 1);
+            const u32 value = __float_as_uint(__uint_as_float(residual) + sum * row.factor);
+            exchange_store(block_storage.exchanged + row.out() + row.row * 4, value);
+            if (row.copy()) ((u32*)row.copy())[row.row] = value;
         }
     }
 
     template <int KIND>
-    __device__ __forceinline__ void products(const SumPart& part, float (&acc)[4]) {
+    __device__ __forceinline__ void products(Ring& ring, u64 policy, int first_unit, int units, float (&acc)[4]) const {
         constexpr int UNIT_X_BYTES = unit_slices(KIND) * slice_chunks(KIND) * 128;
-        const int warp = warp_index();
-        u32 at = shared_address(f16()) + part.first_unit * UNIT_X_BYTES;
+        u32 at = shared_address(x().f16) + first_unit * UNIT_X_BYTES;
 #pragma unroll 1
-        for (int unit = 0; unit < part.units; unit++, at += UNIT_X_BYTES) {
-            ring_wait(ring.full(warp), ring.parity);
-            mma_units<KIND>(memory + ring.offset(warp), at, 0, 1, acc);
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty(warp));
-            ring.advance();
+        for (int unit = 0; unit < units; unit++, at += UNIT_X_BYTES) {
+            clocks.ask_weights();
+            ring.wait();
+            clocks.have_weights();
+            mma_units<KIND>(ring.unit(memory), at, 0, 1, acc);
+            ring.advance(memory, policy);
         }
     }
 
-    __device__ __forceinline__ void gemv(const Task& task) {
+    __device__ __forceinline__ void gemv(const Task& task) const {
         const GemvOperands& operands = *(const GemvOperands*)task.words;
-        const int n = operands.parts[warp_index()], kind = operands.kind;
-        SumPart part = {};
-        RowTerms terms = {};
-        if (n > 0) part = list.take(), terms = row_terms(task, part);
-        if (!(task.flags & FLAG_KEEP_INPUT))
+        Ring ring;
+        ring.resume();
+        WarpState& state = block_storage.warps[ring.warp];
+        const int n = operands.parts[ring.warp], lane = threadIdx.x % 32;
+        u64 of_lane = 0;
+        if (lane < n) of_lane = __ldg((const u64*)state.parts + lane);
+        TileRow row = find_row(task, operands);
+        if (task.flags & FLAG_KEEP_INPUT)
+            consumer_sync();
+        else
             load_input(task, operands.x, operands.norm, operands.columns, operands.eps);
         clocks.ready();
+        load_terms(row);
+        ring.take();
+        const u64 policy = policy_evict_first();
 #pragma unroll 1
         for (int i = 0; i < n; i++) {
-            SumPart next = part;
-            RowTerms next_terms = terms;
-            if (i + 1 < n) next = list.take(), next_terms = row_terms(task, next);
+            const u64 part = __shfl_sync(WARP_ALL, of_lane, i);
+            const int units = u16(part), first_unit = u16(part >> 16), sum = u16(part >> 32), kind = u16(part >> 48);
             float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#define PRODUCTS(KIND) products<KIND>(part, acc)
+#define PRODUCTS(KIND) products<KIND>(ring, policy, first_unit, units, acc)
             DISPATCH_KIND(PRODUCTS)
 #undef PRODUCTS
-            if (i + 1 == n) clocks.multiplied();
-            finish_part(task, part, terms, acc);
-            part = next, terms = next_terms;
+            float* to = x().sums[sum] + lane / 4;
+            if (lane % 4 == 0) to[0] = acc[0], to[8] = acc[2];
         }
+        clocks.multiplied();
+        consumer_sync();
+        clocks.together();
+        store_row(task, row);
+        if (lane == 0) state.parts += n;
+        ring.leave();
     }
 
     // A warp per row, in the order of gemm/f32_gemm.cuh.
-    __device__ __forceinline__ void gemv_f32(const Task& task) {
+    __device__ __forceinline__ void gemv_f32(const Task& task) const {
         const F32Operands& operands = *(const F32Operands*)task.words;
         const int warp = warp_index(), lane = threadIdx.x % 32;
         constexpr int QUADS = HIDDEN / 128;
-        float4 weights[QUADS];
+        float4 weights[QUADS] = {};
         if (warp < task.count) {
             const float* from = operands.weights + size_t(task.first + warp) * HIDDEN + lane * 4;
 #pragma unroll
@@ -350,19 +310,19 @@ struct Consumer {
         if (!(task.flags & FLAG_KEEP_INPUT))
             load_input(task, (const u8*)operands.x, operands.norm, HIDDEN, operands.eps);
         clocks.ready();
-        if (warp >= task.count) return;
         float total = 0.0f, sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
-            const float4 w = weights[i], v = *(const float4*)(f32() + i * 128 + lane * 4);
+            const float4 w = weights[i], v = *(const float4*)(x().f32 + i * 128 + lane * 4);
             sum = fmaf(w.w, v.w, fmaf(w.z, v.z, fmaf(w.y, v.y, fmaf(w.x, v.x, sum))));
             if ((i + 1) * 128 % operands.k_slice == 0 || i == QUADS - 1) total += warp_sum(sum), sum = 0.0f;
         }
-        if (lane == 0) exchange_store(operands.out + task.first + warp, __float_as_uint(total));
+        if (lane == 0 && warp < task.count) exchange_store(operands.out + task.first + warp, __float_as_uint(total));
+        consumer_sync();
     }
 
     // A task that is the function of a separate kernel.
-    __device__ __forceinline__ void body(const Task& task) {
+    __device__ __forceinline__ void body(const Task& task) const {
         const u64* w = task.words;
         if (threadIdx.x == 0) {
             block_storage.wait_counter = task.wait < 0 ? nullptr : params.counters + task.wait * COUNTER_STRIDE;
@@ -382,26 +342,29 @@ struct Consumer {
                                          FLOAT_AT(15), RowOutput{AT(16, float*), AT(17, void*)});
 #endif
 #if ATTENTION
-        if (task.kind == TASK_APPEND && warp < 12)
+        if (task.kind == TASK_APPEND && warp < APPEND_WARPS)
             attention::attn_qk_norm_rope_append(
                 AT(0, const Step*), AT(1, float*), AT(2, const float*), AT(3, const float*), AT(4, const float*),
                 AT(5, const float*), AT(6, const double*), AT(7, u16*), FLOAT_AT(8),
                 attention::Plane{AT(9, u8*), AT(10, u16*)}, attention::Plane{AT(11, u8*), AT(12, u16*)},
                 attention::PageTable{AT(13, const int*), int(w[14]), int(w[14] >> 32)});
-        if (task.kind == TASK_ATTENTION) attend(task);
+        if (task.kind == TASK_ATTENTION) attend(task, warp);
         if (task.kind == TASK_COMBINE && warp < 8)
             attention::attn_combine_splits(AT(0, const Step*), AT(1, const float*), AT(2, const float*),
                                            AT(3, const float*), int(w[4]), RowOutput{AT(5, float*), AT(6, void*)});
 #endif
         consumer_sync();
         if (threadIdx.x == 0 && task.raise >= 0) counter_raise(params.counters + task.raise * COUNTER_STRIDE);
+#if ATTENTION
+        if (task.kind == TASK_ATTENTION) refill();
+#endif
     }
 
 #if ATTENTION
     // Works in the first rings: what they had before is summed, and nothing more is loaded until this is done.
-    __device__ __forceinline__ void attend(const Task& task) {
+    __device__ __forceinline__ void attend(const Task& task, int warp) const {
         const u64* w = task.words;
-        if (warp_index() < (ATTENTION == 2 ? 12 : 8))
+        if (warp < (ATTENTION == 2 ? 12 : 8))
             attention::attn_decode_tree(AT(0, const Step*), AT(1, const u16*),
                                         attention::Plane{AT(2, u8*), AT(3, u16*)},
                                         attention::Plane{AT(4, u8*), AT(5, u16*)},
@@ -411,19 +374,36 @@ struct Consumer {
         // Bulk copies into this memory follow.
         fence_proxy_async();
 #endif
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&block_storage.workspace_free));
+    }
+    // Fills the rings again.
+    __device__ __forceinline__ void refill() const {
+        Ring ring;
+        ring.resume();
+        ring.take();
+        if (ring.what != LOAD_WORKSPACE) return;
+        ring.at++;
+        ring.take();
+        ring.fill(memory, policy_evict_first());
+        ring.leave();
     }
 #endif
 };
 
 __device__ __forceinline__ void consume_all(const LaunchParams& params, u8* memory, Clocks& clocks) {
-    Activations x;
-    x.f16 = memory + RING_BYTES;
-    x.f32 = (float*)(x.f16 + 4 * MAX_COLUMNS);
-    x.sums = x.f32 + 2 * HIDDEN;
-    Consumer consumer = {params, x, {}, {0, 0}, memory, 0, clocks};
-    consumer.list.init(params.sums + params.lists[blockIdx.x].sums[warp_index()]);
+    const Consumer consumer = {params, memory, clocks};
+    const int warp = warp_index();
+    const BlockLists& lists = params.lists[blockIdx.x];
+    if (threadIdx.x % 32 == 0)
+        block_storage.warps[warp] = {params.sums + lists.sums[warp], params.loads + lists.loads[warp], 0, 0, 0};
+    __syncwarp();
+    {
+        Ring ring;
+        ring.resume();
+        ring.take();
+        ring.fill(memory, policy_evict_first());
+        ring.leave();
+        __syncwarp();
+    }
 #pragma unroll 1
     for (int i = 0;; i++) {
         const int slot = i % TASK_SLOTS;
@@ -443,41 +423,34 @@ __device__ __forceinline__ void consume_all(const LaunchParams& params, u8* memo
     }
 }
 
-extern "C" __global__ void __launch_bounds__(LAUNCH_THREADS, 1) one_launch(const LaunchParams params) {
+extern "C" __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
+    one_launch(const __grid_constant__ LaunchParams params) {
     extern __shared__ __align__(1024) u8 memory[];
     // Behind the counters: blocks that left, the error, the set of this launch.
     u32 *left = params.counters + params.n_counters * COUNTER_STRIDE, *error = left + COUNTER_STRIDE,
         *set = error + COUNTER_STRIDE;
+    if (threadIdx.x < CONSUMER_WARPS)
+        for (int i = 0; i < RING_SLOTS; i++) mbarrier_init(shared_address(block_storage.full[threadIdx.x] + i), 1);
+    if (threadIdx.x >= 32 && threadIdx.x < 32 + TASK_SLOTS) {
+        mbarrier_init(shared_address(block_storage.task_full + threadIdx.x - 32), 1);
+        mbarrier_init(shared_address(block_storage.task_empty + threadIdx.x - 32), CONSUMER_WARPS);
+    }
     if (threadIdx.x == 0) {
-        for (int warp = 0; warp < CONSUMER_WARPS; warp++)
-            for (int i = 0; i < RING_SLOTS; i++) {
-                mbarrier_init(shared_address(block_storage.full[warp] + i), HAS_SM90 ? 1 : 32);
-                mbarrier_init(shared_address(block_storage.empty[warp] + i), 1);
-            }
-        for (int i = 0; i < TASK_SLOTS; i++) {
-            mbarrier_init(shared_address(block_storage.task_full + i), 1);
-            mbarrier_init(shared_address(block_storage.task_empty + i), CONSUMER_WARPS);
-        }
-        mbarrier_init(shared_address(&block_storage.workspace_free), CONSUMER_WARPS);
-        for (int i = 0; i < TILE_SLOTS; i++) block_storage.parts[i] = block_storage.sums[i] = 0;
         block_storage.error = error;
         block_storage.is_aborted = 0;
-#if HAS_SM90
-        fence_mbarrier_init();
-#endif
     }
+#if HAS_SM90
+    fence_mbarrier_init();
+#endif
+    const u32 this_set = *(volatile u32*)set & 1;
+    if (threadIdx.x == 0) block_storage.exchanged = params.exchange + size_t(this_set) * params.exchange_bytes;
     __syncthreads();
     const int warp = warp_index();
     Clocks clocks;
-    const u32 this_set = *(volatile u32*)set & 1;
-    if (warp == CONSUMER_WARPS) {
-        const u32 first = threadIdx.x % 32 < CONSUMER_WARPS ? params.lists[blockIdx.x].loads[threadIdx.x % 32] : 0;
-        load_weights(params.loads + first, shared_address(memory));
-    } else if (warp > CONSUMER_WARPS) {
+    if (warp == CONSUMER_WARPS)
         copy_tasks(params, this_set);
-    } else {
+    else
         consume_all(params, memory, clocks);
-    }
     // The last block to leave gives the status and clears the counters: no block waits any more.
     __syncthreads();
     __shared__ int is_last;

@@ -9,7 +9,7 @@
 #include "common/prelude.cuh"
 
 #define TASK_END 0
-#define TASK_GEMV 1       // the warps' parts of a packed matrix, or of gate and up
+#define TASK_GEMV 1       // tiles of packed matrices, or of gate and up
 #define TASK_GEMV_F32 2   // `count` rows of an f32 matrix from row `first` on, at most 8
 #define TASK_DELTA 3      // value head `first` of the gated delta rule
 #define TASK_APPEND 4     // heads 4 `first` .. + 12: norm, RoPE, append to the KV cache
@@ -20,6 +20,7 @@
 #define FLAG_SWIGLU 2      // two matrices, gate and up
 #define FLAG_KEEP_INPUT 4  // the input of the block's task before
 
+#define MAX_CONSUMER_WARPS 16
 #define COUNTER_STRIDE 32  // words between counters
 
 // A word of an exchanged row that is not there yet: a NaN that no operation gives, as one f32 or two f16.
@@ -35,7 +36,7 @@ struct Task {
 };
 static_assert(sizeof(Task) == 256, "one_launch::Task has this size");
 
-// A part of a tile of 16 rows: a range of K, which one warp sums. As the loading warp needs it.
+// A part of a tile of 16 rows: a range of K, which one warp sums. As its ring needs it.
 #define LOAD_END 0
 #define LOAD_UNITS 1
 #define LOAD_WORKSPACE 2  // attention works in the ring: nothing is loaded until it is done
@@ -45,19 +46,31 @@ struct LoadPart {
     u16 units, first_bytes, second_bytes, what;
     u64 _pad;
 };
-// As the warp that sums it needs it.
+// As the products need it.
 struct SumPart {
     u16 units, first_unit;
-    u32 tile;                   // of 16 rows, in its matrix
-    u8 part, n_first, n_parts;  // number of the sum; sums of the first matrix, and of both
-    u8 _pad;
-    u32 sequence;  // tiles of several sums that the block had before
+    u16 sum;  // which of the task's sums
+    u16 kind;
 };
-static_assert(sizeof(LoadPart) == 32 && sizeof(SumPart) == 16, "one_launch::Part has these sizes");
+// A tile of a task, or of gate and up: the sums of its parts and its rows. A residual is an address of the plan, or
+// with RESIDUAL_EXCHANGED an offset in the exchanged rows.
+#define RESIDUAL_EXCHANGED (1ull << 63)
+struct TaskTile {
+    const float* factors[2];  // of its rows, of each matrix
+    u64 residual;             // 0 for none
+    u8* copy;                 // its first row again for later launches, or null; SWIGLU: a16_layout.cuh
+    u32 out;                  // offset of its first row in the exchanged rows: f32, SWIGLU: f16
+    u16 first_sum;
+    u8 n_first, n_sums;  // sums of the first matrix, and of both
+    u32 rows;            // 16 at most
+    u32 _pad;
+};
+static_assert(sizeof(LoadPart) == 32 && sizeof(SumPart) == 8 && sizeof(TaskTile) == 48,
+              "one_launch::task has these sizes");
 
 // Lists of a block: its tasks and the parts of its warps, as indices of the first.
 struct BlockLists {
     u32 tasks;
-    u32 loads[CONSUMER_WARPS], sums[CONSUMER_WARPS];
-    u32 _pad[32 - 1 - 2 * CONSUMER_WARPS];
+    u32 loads[MAX_CONSUMER_WARPS], sums[MAX_CONSUMER_WARPS];
+    u32 _pad[64 - 1 - 2 * MAX_CONSUMER_WARPS];
 };

@@ -19,7 +19,6 @@ use crate::meter::Meter;
 use crate::numerics::Numerics;
 use crate::opened_part::OpenedPart;
 use crate::options::{OneLaunch, Options};
-use crate::plan::select::uses_one_launch;
 use crate::plan::{PlanConfig, Plans, numerics_of, rope_factors};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, CudaStage, DraftProperties};
@@ -104,13 +103,16 @@ impl Layout {
         ] = bases.map(BumpAllocator::new);
         let config = &part.config;
         let spec = config.draft.as_ref().map(|draft| &*draft.spec);
-        let is_shard = part.stage.shard.is_some();
-        let one_launch = if is_shard {
-            OneLaunch::Off
-        } else {
-            options.one_launch
+        let stage = &part.stage;
+        let is_whole = stage.is_first() && stage.has_head() && stage.is_last();
+        // Parts of a model in one launch have not been measured.
+        let one_launch = match options.one_launch {
+            OneLaunch::Auto if !is_whole => OneLaunch::Off,
+            _ if stage.shard.is_some() => OneLaunch::Off,
+            requested => requested,
         };
-        let is_one = uses_one_launch(one_launch, gpu.props()).kernel;
+        // One launch is made of those of single GEMMs.
+        let is_one = matches!(one_launch, OneLaunch::On | OneLaunch::Clocks);
         let separate_gemms = options.separate_gemms || is_one;
         let of_target = (part.weights(separate_gemms, slots), &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));

@@ -9,6 +9,9 @@ pub struct GpuProps {
     pub shared_bytes: usize,
     /// Whether it has the warpgroup matrix products (wgmma) and clusters of compute capability 9.0.
     pub has_wgmma: bool,
+    /// Whether a launch may begin before the one ahead of it has ended (programmatic dependent
+    /// launch).
+    pub launches_overlap: bool,
 }
 
 /// Dynamic shared memory of a block by compute capability, where it is not the 99 KiB of home
@@ -27,6 +30,7 @@ impl GpuProps {
             sm_count,
             shared_bytes: known.map_or(99 << 10, |(_, bytes)| *bytes),
             has_wgmma: capability == (9, 0),
+            launches_overlap: capability >= (9, 0),
         }
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use crate::backend::CudaBackend;
     use crate::numerics::Numerics;
-    use crate::options::Options;
+    use crate::options::{OneLaunch, Options};
     use crate::plan::{PlanKey, Plans};
     use crate::probe::GpuInfo;
 
@@ -117,6 +117,8 @@ mod tests {
         let options = Options {
             numerics: Some(Numerics::Fastest),
             as_large_model,
+            // Only whole models have one launch by themselves.
+            one_launch: OneLaunch::Off,
             ..Options::default()
         };
         CudaBackend::with_options(gpu, options)

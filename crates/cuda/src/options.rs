@@ -58,11 +58,12 @@ pub struct Options {
 /// the model has one. A token's bits are the same either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OneLaunch {
-    /// Where it has been measured to be faster, which is on no GPU yet.
+    /// Where it has been measured to be faster: small models on GPUs before compute capability 9.0,
+    /// whose launches do not overlap.
     #[default]
     Auto,
-    /// On compute capability 9.0 wherever there is one. It is made of the launches of single GEMMs,
-    /// so layers are not fused then.
+    /// Wherever there is one. It is made of the launches of single GEMMs, so layers are not fused
+    /// then.
     On,
     /// The same; one launch prints where its time goes.
     Clocks,

@@ -30,6 +30,7 @@ const SMALL: GpuProps = GpuProps {
     sm_count: 82,
     shared_bytes: 99 << 10,
     has_wgmma: false,
+    launches_overlap: false,
 };
 
 /// Results of a layer: f32 rows, f16 rows, and the factors of all slots.

@@ -1,9 +1,11 @@
 //! Steps of one row as one persistent launch: the same plan, its launches as tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::select::uses_one_launch;
 use super::{Addresses, Plan, PlanConfig, PlanKey};
+use crate::launch::Launch;
 use crate::launch::one_launch::{Program, ProgramBuffers};
 use crate::memory::BumpAllocator;
 use crate::options::OneLaunch;
@@ -17,6 +19,14 @@ pub(super) struct OneLaunchPlans {
     pub(super) keys: BTreeSet<PlanKey>,
     /// Tables to be written once: address and bytes.
     pub(super) tables: Vec<(u64, Vec<u8>)>,
+}
+
+/// Whether `run` is all of a step but its embedding and the reduction of its logits, and made of
+/// GEMVs: one launch in place of a part of them has not been measured, and larger models have fused
+/// layers.
+fn is_small_and_whole(launches: &[Launch], run: &Range<usize>) -> bool {
+    let is_gemv = |launch: &Launch| launch.entry == "gemv_batch_1";
+    run.start <= 1 && run.end + 2 >= launches.len() && launches[run.clone()].iter().any(is_gemv)
 }
 
 /// Replaces the launches of steps of one row by a persistent one, where there is one and it is
@@ -39,6 +49,9 @@ pub(super) fn fuse(
         let Some(run) = Program::run_of(&plan.launches) else {
             continue;
         };
+        if plan_config.one_launch == OneLaunch::Auto && !is_small_and_whole(&plan.launches, &run) {
+            continue;
+        }
         let Some(mut program) = Program::of(plan_config.gpu, &plan.launches[run.clone()]) else {
             continue;
         };

@@ -135,9 +135,8 @@ pub struct DeviceArgs {
     )]
     pub numerics: Option<NumericsArg>,
     /// Run decode steps of one row of small models as one persistent launch: `on`, `off`, `clocks`
-    /// (`on`; the GPU prints where the time of one launch goes), or
-    /// `auto`, which is `off` on every GPU until it has been measured to be faster there. Only on
-    /// compute capability 9.0. A token's bits are the same.
+    /// (`on`; the GPU prints where the time of one launch goes), or `auto`: before compute
+    /// capability 9.0, where it has been measured to be faster. A token's bits are the same.
     #[arg(
         long,
         env = "HEARTH_ONE_LAUNCH",

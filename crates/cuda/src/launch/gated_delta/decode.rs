@@ -296,12 +296,14 @@ pub(super) mod tests {
         sm_count: 82,
         shared_bytes: 99 << 10,
         has_wgmma: false,
+        launches_overlap: false,
     };
 
     pub(crate) const LARGE: GpuProps = GpuProps {
         sm_count: 132,
         shared_bytes: 227 << 10,
         has_wgmma: true,
+        launches_overlap: true,
     };
 
     /// Entries of a layer's launches.

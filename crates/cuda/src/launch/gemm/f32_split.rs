@@ -67,6 +67,7 @@ mod tests {
             sm_count: 132,
             shared_bytes: 227 << 10,
             has_wgmma: true,
+            launches_overlap: true,
         };
         assert_eq!(split.k_slice(gpu, 6, 5120), 256, "20 jobs per group");
         assert_eq!(split.k_slice(gpu, 30, 5120), 5 * 256, "4 jobs per group");

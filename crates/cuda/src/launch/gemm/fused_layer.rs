@@ -489,6 +489,7 @@ mod tests {
         sm_count: 132,
         shared_bytes: 227 << 10,
         has_wgmma: true,
+        launches_overlap: true,
     };
 
     fn cut(rows: &[usize], cols: usize) -> Option<(usize, usize)> {

@@ -1,56 +1,141 @@
-//! Which block does what: tiles go where the fewest bytes were loaded before.
+//! Which block does what: each block has its share of a phase's tiles, and what is left over goes
+//! where the fewest bytes were loaded before.
 //!
-//! The loading warps run ahead of the tasks, so blocks should load equally much over a few phases,
-//! not in each of them: a phase may have fewer tiles than there are blocks. Within a block, the
-//! parts of a phase go to the warps that have the fewest units of it.
+//! A phase takes as long as its slowest block, so tiles are divided evenly; where a phase has fewer
+//! tiles than there are blocks, they even out the bytes, since the loading warps run ahead of the
+//! tasks. Within a task, the longest parts come first, each to the warp with the fewest units.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 use super::exchange::{At, Exchange};
 use super::operation::{Body, Gemv, Operation, Packed};
-use super::task::{CONSUMER_WARPS, GEMV_PARTS_WORD, Load, Task, TaskKind, TilePart, flag};
+use super::task::{
+    GEMV_PARTS_WORD, Load, MAX_CONSUMER_WARPS, RESIDUAL_EXCHANGED, Task, TaskKind, TaskTile,
+    TilePart, WARP_PARTS, flag,
+};
 use crate::launch::gemm::words::pair;
+use crate::pack::{A16_TILE, M16_ROWS};
 
 /// Rows of an f32 matrix in a task.
 const F32_ROWS: usize = 8;
+/// Heads of a task of attention's norms and rotation, in units of the separate kernel's four.
+const APPEND_STEP: usize = 3;
 
 /// What a block does.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct BlockList {
     pub(crate) tasks: Vec<Task>,
     /// Of each consumer warp, in the order in which it sums them.
-    pub(crate) loads: [Vec<Load>; CONSUMER_WARPS],
-    /// Tiles of several sums so far.
-    sequence: usize,
+    pub(crate) loads: Vec<Vec<Load>>,
     /// Units of the phase and of all phases so far, of each consumer warp.
-    units: [(usize, usize); CONSUMER_WARPS],
+    units: Vec<(usize, usize)>,
 }
 
 impl BlockList {
-    /// Gives the parts of a tile to warps; returns how many each has.
-    fn add_tile(&mut self, mut parts: Vec<TilePart>) -> [usize; CONSUMER_WARPS] {
-        let mut counts = [0; CONSUMER_WARPS];
-        for part in &mut parts {
-            part.sequence = self.sequence;
-            let warps = self.units.iter().enumerate();
-            let least = warps.min_by_key(|(_, units)| **units);
-            let warp = least.map_or(0, |(warp, _)| warp);
+    fn new(warps: usize) -> BlockList {
+        BlockList {
+            tasks: Vec::new(),
+            loads: vec![Vec::new(); warps],
+            units: vec![(0, 0); warps],
+        }
+    }
+
+    /// Gives the parts of a task to warps; returns how many each has.
+    fn add_parts(&mut self, mut parts: Vec<TilePart>) -> [usize; MAX_CONSUMER_WARPS] {
+        let mut counts = [0; MAX_CONSUMER_WARPS];
+        parts.sort_by_key(|part| Reverse(part.units));
+        for part in parts {
+            let warps = (0..self.loads.len()).filter(|warp| counts[*warp] < WARP_PARTS);
+            let least = warps.min_by_key(|warp| (self.units[*warp], counts[*warp]));
+            let warp = least.expect("a task has fewer parts than its warps take");
             self.units[warp].0 += part.units;
             self.units[warp].1 += part.units;
             counts[warp] += 1;
-            self.loads[warp].push(Load::Part(part.clone()));
+            self.loads[warp].push(Load::Part(part));
         }
-        self.sequence += usize::from(parts.len() > 1);
         counts
     }
+}
+
+/// A packed matrix, or gate and up, and where its rows are while the persistent launch runs.
+struct Placed<'a> {
+    packed: &'a Packed,
+    out: u64,
+    residual: At,
+    copy: u64,
+    /// Its tiles among those of the phase.
+    tiles: Range<usize>,
+}
+
+impl Placed<'_> {
+    /// A tile of the phase, and its parts behind `sums` others.
+    fn tile(&self, index: usize, sums: usize) -> (TaskTile, Vec<TilePart>) {
+        let tile = index - self.tiles.start;
+        let is_gated = self.packed.matrices.len() == 2;
+        let first_row = tile * M16_ROWS;
+        let mut parts = Vec::new();
+        let mut ends = [0; 2];
+        for (matrix, end) in self.packed.matrices.iter().zip(&mut ends) {
+            let begin = sums + parts.len();
+            parts.extend(
+                matrix
+                    .parts(self.packed.ranges, tile)
+                    .into_iter()
+                    .map(|part| {
+                        let sum = begin + part.sum;
+                        TilePart { sum, ..part }
+                    }),
+            );
+            *end = parts.len();
+        }
+        let matrices = &self.packed.matrices;
+        let factors = |i: usize| matrices.get(i).map_or(0, |matrix| matrix.factors(tile));
+        // A row of f16 as `gemm/a16_layout.cuh` has it.
+        let copied = if is_gated {
+            tile / 4 * A16_TILE + tile % 4 * 256
+        } else {
+            4 * first_row
+        };
+        let residual = match self.residual {
+            At::Plan(0) => 0,
+            At::Plan(address) => address + 4 * first_row as u64,
+            At::Exchanged(offset) => (offset + 4 * first_row as u64) | RESIDUAL_EXCHANGED,
+        };
+        let tile = TaskTile {
+            factors: [factors(0), factors(1)],
+            residual,
+            copy: if self.copy == 0 {
+                0
+            } else {
+                self.copy + copied as u64
+            },
+            out: self.out as usize + if is_gated { 2 } else { 4 } * first_row,
+            first_sum: sums,
+            n_first: ends[0],
+            n_sums: parts.len(),
+            rows: M16_ROWS.min(matrices[0].rows - first_row),
+        };
+        (tile, parts)
+    }
+}
+
+/// What a block has room for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BlockShape {
+    /// Consumer warps.
+    pub(super) warps: usize,
+    /// Those in whose rings attention works.
+    pub(super) workspace_warps: usize,
+    /// Partial sums of a task at most.
+    pub(super) sums: usize,
 }
 
 pub(super) struct Assignment {
     blocks: Vec<BlockList>,
     exchange: Exchange,
-    /// Consumer warps in whose rings attention works.
-    workspace_warps: usize,
+    shape: BlockShape,
     /// Bytes that each block has loaded.
     loaded: Vec<usize>,
     /// The phase before and its tasks.
@@ -59,11 +144,11 @@ pub(super) struct Assignment {
 }
 
 impl Assignment {
-    pub(super) fn new(blocks: usize, exchange: Exchange, workspace_warps: usize) -> Assignment {
+    pub(super) fn new(blocks: usize, exchange: Exchange, shape: BlockShape) -> Assignment {
         Assignment {
-            blocks: vec![BlockList::default(); blocks],
+            blocks: vec![BlockList::new(shape.warps); blocks],
             exchange,
-            workspace_warps,
+            shape,
             loaded: vec![0; blocks],
             before: None,
             phase: 0,
@@ -101,6 +186,7 @@ impl Assignment {
             phase: self.phase,
             words: words.iter().map(|word| word.word()).collect(),
             exchanged: bits.sum(),
+            tiles: Vec::new(),
         }
     }
 
@@ -170,63 +256,78 @@ impl Assignment {
                 }
             }
         }
-        for ((packed, input), out) in gemv.packed.iter().zip(inputs).zip(outs) {
-            tasks += self.packed(gemv, packed, input, *out);
+        let Some((x, _)) = inputs.first().copied() else {
+            return tasks;
+        };
+        let mut placed: Vec<Placed<'_>> = Vec::new();
+        for ((packed, (_, residual)), out) in gemv.packed.iter().zip(inputs).zip(outs) {
+            let first = &packed.matrices[0];
+            let begin = placed.last().map_or(0, |before| before.tiles.end);
+            placed.push(Placed {
+                packed,
+                out: out.word(),
+                residual,
+                copy: self.exchange.copy(self.phase, first.out),
+                tiles: begin..begin + first.tiles(),
+            });
         }
-        tasks
+        tasks + self.packed(gemv, &placed, x)
     }
 
-    fn packed(&mut self, gemv: &Gemv, packed: &Packed, (x, residual): (At, At), out: At) -> usize {
-        let first = &packed.matrices[0];
-        let factors = |i: usize| packed.matrices.get(i).map_or(0, |matrix| matrix.weights);
+    /// How many of `n` tiles each block takes: equally many, and the others where the fewest bytes
+    /// were loaded.
+    fn share(&self, n: usize) -> Vec<usize> {
+        let mut taken = vec![n / self.blocks.len(); self.blocks.len()];
+        let mut blocks: Vec<usize> = (0..self.blocks.len()).collect();
+        blocks.sort_by_key(|block| self.loaded[*block]);
+        let others = &blocks[..n % self.blocks.len()];
+        others.iter().for_each(|block| taken[*block] += 1);
+        taken
+    }
+
+    fn packed(&mut self, gemv: &Gemv, placed: &[Placed<'_>], x: At) -> usize {
+        let first = placed[0].packed;
         let words = [
             x,
-            At::Plan(packed.norm),
-            residual,
-            out,
-            At::Plan(self.exchange.copy(self.phase, first.out)),
-            At::Plan(factors(0)),
-            At::Plan(factors(1)),
-            At::Plan(pair(first.factor_stride(), first.kind)),
-            At::Plan(pair(gemv.columns, packed.eps)),
+            At::Plan(first.norm),
+            At::Plan(pair(gemv.columns, first.eps)),
+            At::Plan(0),
         ];
-        let tile_bytes = packed.matrices.iter().map(|m| m.units * m.unit_bytes).sum();
-        let taken = self.take(first.tiles(), tile_bytes);
-        let (mut tile, mut tasks) = (0, 0);
-        for (block, taken) in taken
-            .into_iter()
-            .enumerate()
-            .filter(|(_, taken)| *taken > 0)
-        {
-            let mut counts = [0_usize; CONSUMER_WARPS];
-            for tile in tile..tile + taken {
-                let mut parts = first.parts(packed.ranges, tile);
-                if let Some(second) = packed.matrices.get(1) {
-                    let mut more = second.parts(packed.ranges, tile);
-                    let n = parts.len() + more.len();
-                    more.iter_mut().for_each(|part| part.number += parts.len());
-                    let n_first = parts.len();
-                    parts.extend(more);
-                    for part in &mut parts {
-                        (part.n_first, part.n_parts) = (n_first, n);
+        let is_gated = gemv.flags & flag::SWIGLU != 0;
+        // A thread has each row, of gate and up two.
+        let most = self.shape.warps * if is_gated { 1 } else { 2 };
+        let n = placed.last().map_or(0, |last| last.tiles.end);
+        let (mut at, mut tasks) = (0, 0);
+        for (block, taken) in self.share(n).into_iter().enumerate() {
+            let end = at + taken;
+            while at < end {
+                let (mut tiles, mut parts) = (Vec::new(), Vec::new());
+                while at < end && tiles.len() < most {
+                    let of = placed.iter().find(|placed| placed.tiles.contains(&at));
+                    let of = of.expect("tiles of a phase are numbered without gaps");
+                    let (tile, more) = of.tile(at, parts.len());
+                    if !tiles.is_empty() && parts.len() + more.len() > self.shape.sums {
+                        break;
                     }
+                    let matrices = &of.packed.matrices;
+                    self.loaded[block] += matrices.iter().map(|m| m.tile_bytes()).sum::<usize>();
+                    tiles.push(tile);
+                    parts.extend(more);
+                    at += 1;
                 }
-                let of_tile = self.blocks[block].add_tile(parts);
-                counts
-                    .iter_mut()
-                    .zip(of_tile)
-                    .for_each(|(n, more)| *n += more);
+                let mut task = self.task(TaskKind::Gemv, (0, 0), &words);
+                debug_assert_eq!(task.words.len(), GEMV_PARTS_WORD);
+                let counts = self.blocks[block].add_parts(parts);
+                for counts in counts.chunks(4) {
+                    let halves = counts.iter().rev();
+                    task.words
+                        .push(halves.fold(0, |word, n| word << 16 | *n as u64));
+                }
+                task.flags = gemv.flags;
+                task.tiles = tiles;
+                self.add(block, task);
+                tasks += 1;
             }
-            let mut task = self.task(TaskKind::Gemv, (0, first.rows), &words);
-            debug_assert_eq!(task.words.len(), GEMV_PARTS_WORD);
-            for counts in counts.chunks(4) {
-                let halves = counts.iter().rev();
-                task.words
-                    .push(halves.fold(0, |word, n| word << 16 | *n as u64));
-            }
-            task.flags = gemv.flags;
-            self.add(block, task);
-            (tile, tasks) = (tile + taken, tasks + 1);
         }
         tasks
     }
@@ -262,20 +363,26 @@ impl Assignment {
         if body.tasks == 0 {
             for block in 0..blocks {
                 add(self, block, block);
-                for loads in &mut self.blocks[block].loads[..self.workspace_warps] {
+                for loads in &mut self.blocks[block].loads[..self.shape.workspace_warps] {
                     loads.push(Load::Workspace);
                 }
             }
             return blocks;
         }
-        let taken = self.take(body.tasks, body.bytes);
+        let step = if body.kind == TaskKind::Append {
+            APPEND_STEP.min(self.shape.warps / 4)
+        } else {
+            1
+        };
+        let tasks = body.tasks.div_ceil(step);
+        let taken = self.take(tasks, body.bytes);
         let mut index = 0;
         for (block, taken) in taken.into_iter().enumerate() {
             for _ in 0..taken {
-                add(self, block, index * body.step);
+                add(self, block, index * step);
                 index += 1;
             }
         }
-        body.tasks
+        tasks
     }
 }

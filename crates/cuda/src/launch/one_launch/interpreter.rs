@@ -4,9 +4,10 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::program::{COUNTER_BYTES, Program, Table};
+use super::program::{COUNTER_BYTES, LISTS_BYTES, Program, Table};
 use super::task::{
-    CONSUMER_WARPS, GEMV_PARTS_WORD, LOAD_BYTES, SUM_BYTES, TASK_BYTES, TaskKind, flag,
+    GEMV_PARTS_WORD, GEMV_TILES_WORD, LOAD_BYTES, MAX_CONSUMER_WARPS, RESIDUAL_EXCHANGED,
+    SUM_BYTES, TASK_BYTES, TILE_BYTES, TaskKind, flag,
 };
 
 /// Exchanged rows are compared in pieces of this size.
@@ -18,13 +19,23 @@ pub(super) struct TablePart {
     pub(super) weights: u64,
     pub(super) first_unit: usize,
     pub(super) units: usize,
-    pub(super) tile: usize,
-    pub(super) number: usize,
-    pub(super) n_first: usize,
-    pub(super) n_parts: usize,
+    pub(super) sum: usize,
 }
 
-/// A task with the parts that its warps take.
+/// A tile as the threads of its rows read it.
+#[derive(Debug, Clone)]
+pub(super) struct TableTile {
+    /// Address of the factors of its rows.
+    pub(super) factors: u64,
+    pub(super) residual: u64,
+    pub(super) out: u64,
+    pub(super) first_sum: usize,
+    pub(super) n_first: usize,
+    pub(super) n_sums: usize,
+    pub(super) rows: u64,
+}
+
+/// A task with the parts that its warps take, and its tiles.
 #[derive(Debug, Clone)]
 pub(super) struct TableTask {
     pub(super) kind: TaskKind,
@@ -36,6 +47,7 @@ pub(super) struct TableTask {
     pub(super) exchanged: u32,
     pub(super) words: Vec<u64>,
     pub(super) parts: Vec<TablePart>,
+    pub(super) tiles: Vec<TableTile>,
 }
 
 /// Shapes of the mixers, which a table does not have.
@@ -92,16 +104,26 @@ impl WarpParts<'_> {
             weights = u64_at(bytes, load);
             self.load += 1;
         }
-        let byte = |at: usize| usize::from(bytes[sum + at]);
         TablePart {
             weights,
             first_unit: u16_at(bytes, sum + 2),
             units,
-            tile: u32_at(bytes, sum + 4) as usize,
-            number: byte(8),
-            n_first: byte(9),
-            n_parts: byte(10),
+            sum: u16_at(bytes, sum + 4),
         }
+    }
+}
+
+/// Tile `index` of all blocks.
+fn tile_of(table: &Table, index: usize) -> TableTile {
+    let bytes = &table.bytes[table.tiles + index * TILE_BYTES..][..TILE_BYTES];
+    TableTile {
+        factors: u64_at(bytes, 0),
+        residual: u64_at(bytes, 16),
+        out: u64::from(u32_at(bytes, 32)),
+        first_sum: u16_at(bytes, 36),
+        n_first: usize::from(bytes[38]),
+        n_sums: usize::from(bytes[39]),
+        rows: u64::from(u32_at(bytes, 40)),
     }
 }
 
@@ -112,18 +134,18 @@ pub(super) fn lists_of(program: &Program) -> Vec<Vec<TableTask>> {
         (program.counters + 3) * COUNTER_BYTES
     );
     let table = program.table();
-    let list = |block: usize| block_list(&table, block);
+    let list = |block: usize| block_list(&table, block, program.blocks[block].loads.len());
     (0..program.blocks.len()).map(list).collect()
 }
 
-fn block_list(table: &Table, block: usize) -> Vec<TableTask> {
+fn block_list(table: &Table, block: usize, n_warps: usize) -> Vec<TableTask> {
     let bytes = &table.bytes;
-    let begin = |i: usize| u32_at(bytes, block * 128 + 4 * i) as usize;
-    let mut warps: Vec<WarpParts> = (0..CONSUMER_WARPS)
+    let begin = |i: usize| u32_at(bytes, block * LISTS_BYTES + 4 * i) as usize;
+    let mut warps: Vec<WarpParts> = (0..n_warps)
         .map(|warp| WarpParts {
             table,
             load: begin(1 + warp),
-            sum: begin(1 + CONSUMER_WARPS + warp),
+            sum: begin(1 + MAX_CONSUMER_WARPS + warp),
             is_in_workspace: false,
         })
         .collect();
@@ -143,7 +165,7 @@ fn block_list(table: &Table, block: usize) -> Vec<TableTask> {
             let value = u32_at(bytes, at);
             (value != u32::MAX).then_some(value as usize)
         };
-        let mut parts = Vec::new();
+        let (mut parts, mut tiles) = (Vec::new(), Vec::new());
         if kind == TaskKind::Attention {
             warps.iter_mut().for_each(WarpParts::skip_workspace);
         }
@@ -152,6 +174,9 @@ fn block_list(table: &Table, block: usize) -> Vec<TableTask> {
                 let n = u16_at(bytes, at + 32 + 8 * GEMV_PARTS_WORD + 2 * warp);
                 parts.extend((0..n).map(|_| list.take()));
             }
+            let tiles_at = at + 32 + 8 * GEMV_TILES_WORD;
+            let (first, n) = (u32_at(bytes, tiles_at), u32_at(bytes, tiles_at + 4));
+            tiles.extend((first..first + n).map(|index| tile_of(table, index as usize)));
         }
         let words = bytes[at + 32..at + TASK_BYTES].chunks(8);
         tasks.push(TableTask {
@@ -164,6 +189,7 @@ fn block_list(table: &Table, block: usize) -> Vec<TableTask> {
             exchanged: u32_at(bytes, at + 28),
             words: words.map(|word| u64_at(word, 0)).collect(),
             parts,
+            tiles,
         });
     }
     for warp in &warps {
@@ -185,33 +211,28 @@ impl TableTask {
         (self.exchanged >> i & 1 == 1).then_some(at..at + bytes)
     }
 
-    fn tiles(&self) -> Vec<u64> {
-        let mut tiles: Vec<u64> = self.parts.iter().map(|part| part.tile as u64).collect();
-        tiles.sort_unstable();
-        tiles.dedup();
-        tiles
-    }
-
     /// Exchanged bytes that the task reads and writes.
     pub(super) fn accesses(&self, shapes: &MixerShapes) -> [Vec<Range<u64>>; 2] {
         let w = &self.words;
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         match self.kind {
             TaskKind::Gemv => {
-                let columns = w[8] & 0xffff_ffff;
+                let columns = w[2] & 0xffff_ffff;
                 if self.flags & flag::NORM != 0 {
                     reads.extend(self.row(0, 0, 4 * columns));
                 } else if self.exchanged & 1 == 1 {
                     reads.push(f16(w[0], 0, columns));
                 }
-                for tile in self.tiles() {
+                for tile in &self.tiles {
                     if self.flags & flag::SWIGLU != 0 {
-                        writes.push(f16(w[3], 16 * tile, 16));
+                        writes.push(f16(tile.out, 0, 16));
                         continue;
                     }
-                    let n = 16.min(self.count - 16 * tile);
-                    reads.extend(self.row(2, 64 * tile, 4 * n));
-                    writes.extend(self.row(3, 64 * tile, 4 * n));
+                    if tile.residual & RESIDUAL_EXCHANGED != 0 {
+                        let at = tile.residual & !RESIDUAL_EXCHANGED;
+                        reads.push(at..at + 4 * tile.rows);
+                    }
+                    writes.push(tile.out..tile.out + 4 * tile.rows);
                 }
             }
             // The row is that of the packed matrices of its phase.

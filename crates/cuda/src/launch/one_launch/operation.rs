@@ -60,8 +60,18 @@ impl Matrix {
     }
 
     /// Bytes from the row factors of 128 rows to those of the next.
-    pub(super) fn factor_stride(&self) -> usize {
+    fn factor_stride(&self) -> usize {
         128 * 4 + self.units * self.unit_bytes * 8
+    }
+
+    /// Address of the factors of the rows of a tile.
+    pub(super) fn factors(&self, tile: usize) -> u64 {
+        self.weights + (tile / 8 * self.factor_stride() + tile % 8 * 64) as u64
+    }
+
+    /// Bytes of a tile of 16 rows.
+    pub(super) fn tile_bytes(&self) -> usize {
+        self.units * self.unit_bytes
     }
 
     /// Bytes of the second slice of a unit.
@@ -107,11 +117,8 @@ impl Matrix {
                 unit_stride,
                 second_slice: tiles * first - tile % 8 * (first - second),
                 slice_bytes: (first, second),
-                tile,
-                number,
-                n_first: n,
-                n_parts: n,
-                sequence: 0,
+                kind: self.kind,
+                sum: number,
             }
         };
         (0..n).map(part).collect()
@@ -146,10 +153,8 @@ pub(super) struct F32Rows {
 #[derive(Debug, Clone)]
 pub(super) struct Body {
     pub(super) kind: TaskKind,
-    /// Tasks of the launch; 0: one for each block.
+    /// Blocks of the launch; 0: as many as there are.
     pub(super) tasks: usize,
-    /// `first` of consecutive tasks differs by this.
-    pub(super) step: usize,
     /// Bytes that a task loads.
     pub(super) bytes: usize,
     /// The arguments.
@@ -223,7 +228,7 @@ impl Operation {
 
     /// The operation of a launch; `None` if the persistent launch has none.
     pub(super) fn of(launch: &Launch) -> Option<Operation> {
-        let body = |kind, tasks: usize, step, bytes| {
+        let body = |kind, tasks: usize, bytes| {
             let (inputs, result): (&[usize], _) = match kind {
                 TaskKind::Delta => (&[1, 2, 3, 13], Some((17, f16_bytes(128 * tasks)))),
                 TaskKind::Append => (&[1, 2, 3], None),
@@ -233,7 +238,6 @@ impl Operation {
             Some(Operation::Body(Body {
                 kind,
                 tasks,
-                step,
                 bytes,
                 words: launch.args.as_words().to_vec(),
                 inputs,
@@ -247,22 +251,18 @@ impl Operation {
             ("gemv_batch_1", _) => Some(Operation::Gemv(gemv(launch)?)),
             ("gemm_small_batch", _) => Some(Operation::Gemv(small_batch(launch)?)),
             // A head's state is [128][128] f32.
-            ("gated_delta_row_fused", _) => {
-                body(TaskKind::Delta, launch.grid[0] as usize, 1, 1 << 16)
-            }
-            // A task has 12 heads, three times those of a block.
+            ("gated_delta_row_fused", _) => body(TaskKind::Delta, launch.grid[0] as usize, 1 << 16),
             ("attn_qk_norm_rope_append", _)
                 if launch.grid[1] == 1 && !has_variant(&launch.unit) =>
             {
-                let tasks = (launch.grid[0] as usize).div_ceil(3);
-                body(TaskKind::Append, tasks, 3, 1 << 14)
+                body(TaskKind::Append, launch.grid[0] as usize, 1 << 14)
             }
             (
                 "attn_decode_tree",
                 "attention/decode_tree.cu" | "attention/decode_fixed_splits_sm90.cu",
-            ) => attention(launch, body(TaskKind::Attention, 0, 1, 0)?),
+            ) => attention(launch, body(TaskKind::Attention, 0, 0)?),
             ("attn_combine_splits", _) if launch.grid[1] == 1 => {
-                body(TaskKind::Combine, launch.grid[0] as usize, 1, 1 << 14)
+                body(TaskKind::Combine, launch.grid[0] as usize, 1 << 14)
             }
             _ => None,
         }

@@ -2,26 +2,28 @@
 
 use std::collections::BTreeMap;
 
-use super::assignment::{Assignment, BlockList};
+use super::assignment::{Assignment, BlockList, BlockShape};
 use super::exchange::Exchange;
 use super::operation::Operation;
 use super::task::{
-    CONSUMER_WARPS, LOAD_BYTES, Load, OPERAND_WORDS, SUM_BYTES, TASK_BYTES, Task, TaskKind, flag,
+    LOAD_BYTES, Load, MAX_CONSUMER_WARPS, OPERAND_WORDS, SUM_BYTES, TASK_BYTES, Task, TaskKind,
+    flag,
 };
 use crate::gpu_props::GpuProps;
 use crate::launch::gemm::words::{narrow, pair};
 use crate::launch::{Args, CompileUnit, Launch};
 
-/// Threads of a block: the consumer warps, the loading warp and that of tasks.
-const THREADS: u32 = 32 * (CONSUMER_WARPS as u32 + 2);
+/// Consumer warps and the units that each has in its ring at least, in the order of preference:
+/// beside the warp that copies tasks, 15 have 128 registers a thread.
+const WARPS_AND_SLOTS: [(usize, usize); 2] = [(15, 3), (8, 2)];
 /// Static shared memory of a block at most, in bytes.
 pub(super) const STATIC_SHARED_BYTES: usize = 12 << 10;
-/// Tiles of several sums that may be in shared memory at once; fewer where there is little.
-const TILE_SLOTS: [usize; 2] = [8, 4];
-/// Units that each consumer warp has in its ring at least.
-const LEAST_RING_SLOTS: usize = 2;
+/// Partial sums of a task; fewer where there is little shared memory.
+const TASK_SUMS: [usize; 2] = [256, 128];
+/// Bytes of a partial sum: 16 rows in f32.
+const SUMS_BYTES: usize = 16 * 4;
 /// Bytes of the lists of a block, before those.
-const LISTS_BYTES: usize = 128;
+pub(super) const LISTS_BYTES: usize = 256;
 /// Bytes between counters.
 pub(super) const COUNTER_BYTES: usize = 128;
 /// Counters besides those of launches: blocks that left, the error, the set of exchanged rows.
@@ -39,6 +41,7 @@ pub(crate) struct Program {
     pub(crate) exchange_bytes: usize,
     unit: CompileUnit,
     shared: u32,
+    warps: usize,
 }
 
 /// Device addresses of a program.
@@ -61,6 +64,7 @@ pub(crate) struct Table {
     pub(super) tasks: usize,
     pub(super) loads: usize,
     pub(super) sums: usize,
+    pub(super) tiles: usize,
 }
 
 impl Program {
@@ -74,13 +78,9 @@ impl Program {
         if !are_in_order(&operations) {
             return None;
         }
-        let Shapes {
-            unit,
-            shared,
-            workspace_warps,
-        } = shapes_of(gpu, launches, &operations)?;
+        let shapes = shapes_of(gpu, launches, &operations)?;
         let exchange = Exchange::new(&operations);
-        let mut assignment = Assignment::new(gpu.sm_count, exchange, workspace_warps);
+        let mut assignment = Assignment::new(gpu.sm_count, exchange, shapes.block);
         for operation in &operations {
             assignment.push(operation);
         }
@@ -95,8 +95,9 @@ impl Program {
             blocks,
             counters: launches.len(),
             exchange_bytes,
-            unit,
-            shared,
+            unit: shapes.unit,
+            shared: shapes.shared,
+            warps: shapes.block.warps,
         })
     }
 
@@ -119,13 +120,15 @@ impl Program {
         (self.counters + MORE_COUNTERS) * COUNTER_BYTES
     }
 
-    /// What the kernel reads: where the lists of each block begin, tasks, what the loading warps
-    /// load, and what the others sum. Each list has an end; lists of sums are prefetched.
+    /// What the kernel reads: where the lists of each block begin, tasks, what rings load, what is
+    /// summed, and tiles. Lists of tasks and of loads have an end; rings read 32 loads ahead.
     pub(crate) fn table(&self) -> Table {
-        let (mut lists, mut tasks, mut loads, mut sums) = (vec![], vec![], vec![], vec![]);
+        let (mut lists, mut tasks, mut tiles) = (vec![], vec![], vec![]);
+        let (mut loads, mut sums) = (vec![], vec![]);
         for block in &self.blocks {
             let mut begins = vec![narrow(tasks.len() / TASK_BYTES)];
-            block.tasks.iter().for_each(|task| task.append(&mut tasks));
+            let of_block = block.tasks.iter();
+            of_block.for_each(|task| task.append(&mut tasks, &mut tiles));
             tasks.resize(tasks.len() + TASK_BYTES, 0);
             for list in &block.loads {
                 begins.push(narrow(loads.len() / LOAD_BYTES));
@@ -134,6 +137,7 @@ impl Program {
                 real.for_each(|load| load.append(&mut loads));
                 loads.resize(loads.len() + LOAD_BYTES, 0);
             }
+            begins.resize(1 + MAX_CONSUMER_WARPS, 0);
             for list in &block.loads {
                 begins.push(narrow(sums.len() / SUM_BYTES));
                 for load in list {
@@ -147,16 +151,18 @@ impl Program {
             lists.resize(end, 0);
         }
         lists.resize(lists.len().next_multiple_of(TASK_BYTES), 0);
-        loads.resize(loads.len() + LOAD_BYTES, 0);
-        sums.resize(sums.len() + 48 * SUM_BYTES, 0);
+        loads.resize(loads.len() + 32 * LOAD_BYTES, 0);
+        sums.resize(sums.len().next_multiple_of(16), 0);
         let tasks_at = lists.len();
         let loads_at = tasks_at + tasks.len();
         let sums_at = loads_at + loads.len();
+        let tiles_at = sums_at + sums.len();
         Table {
-            bytes: [lists, tasks, loads, sums].concat(),
+            bytes: [lists, tasks, loads, sums, tiles].concat(),
             tasks: tasks_at,
             loads: loads_at,
             sums: sums_at,
+            tiles: tiles_at,
         }
     }
 
@@ -166,13 +172,14 @@ impl Program {
             entry: "one_launch",
             unit: self.unit.clone(),
             grid: [narrow(self.blocks.len()), 1, 1],
-            block: [THREADS, 1, 1],
+            block: [32 * narrow(self.warps + 1), 1, 1],
             shared: self.shared,
             args: Args::new().words(&[
                 at.table,
                 at.table + table.tasks as u64,
                 at.table + table.loads as u64,
                 at.table + table.sums as u64,
+                at.table + table.tiles as u64,
                 at.counters,
                 at.status,
                 at.exchange,
@@ -206,12 +213,12 @@ fn are_in_order(operations: &[Operation]) -> bool {
     is_gemv(operations.first()) && is_gemv(operations.last()) && operations.windows(2).all(is_pair)
 }
 
-/// The unit that has all operations, its dynamic shared memory in bytes, and the consumer warps in
-/// whose rings attention works.
+/// The unit that has all operations, its dynamic shared memory in bytes, and what a block has room
+/// for.
 struct Shapes {
     unit: CompileUnit,
     shared: u32,
-    workspace_warps: usize,
+    block: BlockShape,
 }
 
 fn shapes_of(gpu: GpuProps, launches: &[Launch], operations: &[Operation]) -> Option<Shapes> {
@@ -261,20 +268,29 @@ fn shapes_of(gpu: GpuProps, launches: &[Launch], operations: &[Operation]) -> Op
     }
     let hidden: usize = hidden?;
     let norm_warps: usize = norm_warps?;
-    let rows = 4 * columns + 8 * hidden;
+    let attention_warps = if attention == 2 { 12 } else { 8 };
+    let rows = 2 * columns + 4 * hidden;
     let room = gpu.shared_bytes.checked_sub(STATIC_SHARED_BYTES + rows)?;
-    let ring = |slots: usize| slots * CONSUMER_WARPS * slot_bytes;
-    let slots_beside = |tile_slots: usize| {
-        let room = room.saturating_sub(tile_slots * parts * 64);
-        (room / ring(1), tile_slots)
+    let fit = |(warps, least): (usize, usize), sums: usize| {
+        let sums = sums.max(parts);
+        let slots = room.saturating_sub(sums * SUMS_BYTES) / (warps * slot_bytes);
+        let workspace_warps = workspace.div_ceil((slots * slot_bytes).max(1));
+        let has_warps = warps >= attention_warps.max(norm_warps).max(workspace_warps);
+        let block = BlockShape {
+            warps,
+            workspace_warps,
+            sums,
+        };
+        (slots >= least && has_warps).then_some((slots, block))
     };
-    let fits = |(slots, _): &(usize, usize)| *slots >= LEAST_RING_SLOTS;
-    let (slots, tile_slots) = TILE_SLOTS.into_iter().map(slots_beside).find(fits)?;
-    let workspace_warps = workspace.div_ceil(slots * slot_bytes);
-    if hidden > MAX_HIDDEN || norm_warps > CONSUMER_WARPS || workspace_warps > CONSUMER_WARPS {
+    let mut choices = WARPS_AND_SLOTS
+        .into_iter()
+        .flat_map(|warps| TASK_SUMS.map(|sums| (warps, sums)));
+    let (slots, block) = choices.find_map(|(warps, sums)| fit(warps, sums))?;
+    if hidden > MAX_HIDDEN {
         return None;
     }
-    let fixed = rows + tile_slots * parts * 64;
+    let fixed = rows + block.sums * SUMS_BYTES;
     // Rows are written in f16 only.
     for (name, value) in [("OUT_F32", "0"), ("OUT_F16", "1"), ("N8_TILES", "1")] {
         if defines.remove(name).is_some_and(|found| found != value) {
@@ -287,8 +303,8 @@ fn shapes_of(gpu: GpuProps, launches: &[Launch], operations: &[Operation]) -> Op
         .define("NORM_WARPS", norm_warps)
         .define("KINDS", kinds)
         .define("MAX_COLUMNS", columns)
-        .define("MAX_PARTS", parts)
-        .define("TILE_SLOTS", tile_slots)
+        .define("CONSUMER_WARPS", block.warps)
+        .define("MAX_SUMS", block.sums)
         .define("RING_SLOTS", slots)
         .define("SLOT_BYTES", slot_bytes)
         .define("OUT_F32", 0)
@@ -301,7 +317,7 @@ fn shapes_of(gpu: GpuProps, launches: &[Launch], operations: &[Operation]) -> Op
     }
     Some(Shapes {
         unit,
-        shared: narrow(ring(slots) + fixed),
-        workspace_warps,
+        shared: narrow(slots * block.warps * slot_bytes + fixed),
+        block,
     })
 }

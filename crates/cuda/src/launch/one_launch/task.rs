@@ -2,10 +2,14 @@
 
 use crate::launch::gemm::words::{narrow, pair};
 
-/// Consumer warps of a block, as in the kernel.
-pub(super) const CONSUMER_WARPS: usize = 14;
-/// The word of a packed matrix's task from which on it counts the parts of each warp.
-pub(super) const GEMV_PARTS_WORD: usize = 9;
+/// Consumer warps of a block at most, as in the kernel.
+pub(super) const MAX_CONSUMER_WARPS: usize = 16;
+/// The words of a GEMV task that have its tiles, and from which on it counts the parts of each
+/// warp.
+pub(super) const GEMV_TILES_WORD: usize = 3;
+pub(super) const GEMV_PARTS_WORD: usize = 4;
+/// Parts of a warp in a task at most: a lane has each.
+pub(super) const WARP_PARTS: usize = 32;
 /// Bytes of a task.
 pub(super) const TASK_BYTES: usize = 256;
 /// Words of operands of a task.
@@ -14,7 +18,7 @@ pub(super) const OPERAND_WORDS: usize = 28;
 /// What a task does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TaskKind {
-    /// Tiles of a packed matrix, or of gate and up.
+    /// Tiles of packed matrices, or of gate and up.
     Gemv = 1,
     /// Rows of an f32 matrix.
     GemvF32 = 2,
@@ -56,6 +60,26 @@ pub(crate) struct Task {
     pub(crate) words: Vec<u64>,
     /// Bit i: word i is an offset in the exchanged rows.
     pub(crate) exchanged: u32,
+    /// Of a GEMV.
+    pub(crate) tiles: Vec<TaskTile>,
+}
+
+/// A tile of 16 rows of a task, or of gate and up: its sums and its rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TaskTile {
+    /// Addresses of the factors of its rows, of each matrix.
+    pub(crate) factors: [u64; 2],
+    /// An address of the plan, an offset in the exchanged rows with bit 63 set, or 0.
+    pub(crate) residual: u64,
+    /// Where its first row goes again for later launches; 0 for nowhere.
+    pub(crate) copy: u64,
+    /// Offset of its first row in the exchanged rows.
+    pub(crate) out: usize,
+    /// The first of its sums in the task, those of the first matrix, and of both.
+    pub(crate) first_sum: usize,
+    pub(crate) n_first: usize,
+    pub(crate) n_sums: usize,
+    pub(crate) rows: usize,
 }
 
 /// A range of K of a tile of 16 rows, which one warp sums.
@@ -70,17 +94,12 @@ pub(crate) struct TilePart {
     pub(crate) second_slice: usize,
     /// Bytes of the slices of a unit; 0 for no second.
     pub(crate) slice_bytes: (usize, usize),
-    pub(crate) tile: usize,
-    /// Which of the tile's sums.
-    pub(crate) number: usize,
-    /// Sums of the first matrix, and of both.
-    pub(crate) n_first: usize,
-    pub(crate) n_parts: usize,
-    /// Tiles of several sums that the block had before.
-    pub(crate) sequence: usize,
+    pub(crate) kind: usize,
+    /// Which of the task's sums.
+    pub(crate) sum: usize,
 }
 
-/// What the loading warp does for one consumer warp.
+/// What the ring of a consumer warp loads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Load {
     Part(TilePart),
@@ -88,28 +107,48 @@ pub(crate) enum Load {
     Workspace,
 }
 
-/// Bytes of a part in the list of the loading warp, and in that of the warp that sums it.
+/// Bytes of a part in the list of the ring, and in that of the products.
 pub(super) const LOAD_BYTES: usize = 32;
-pub(super) const SUM_BYTES: usize = 16;
+pub(super) const SUM_BYTES: usize = 8;
+/// Bytes of a tile.
+pub(super) const TILE_BYTES: usize = 48;
+/// A residual is an offset in the exchanged rows.
+pub(super) const RESIDUAL_EXCHANGED: u64 = 1 << 63;
 
 fn half(n: usize) -> u64 {
     u64::from(u16::try_from(n).expect("a part has fewer than 2^16 units, and a unit bytes"))
 }
 
 impl TilePart {
-    /// As the warp that sums it reads it.
+    /// As the products read it.
     pub(super) fn append_sum(&self, out: &mut Vec<u8>) {
-        let byte = |n: usize| u8::try_from(n).expect("a tile has fewer than 256 sums");
-        out.extend((half(self.units) as u16).to_le_bytes());
-        out.extend((half(self.first_unit) as u16).to_le_bytes());
-        out.extend(narrow(self.tile).to_le_bytes());
-        out.extend([byte(self.number), byte(self.n_first), byte(self.n_parts), 0]);
-        out.extend(narrow(self.sequence).to_le_bytes());
+        let word = half(self.units)
+            | half(self.first_unit) << 16
+            | half(self.sum) << 32
+            | half(self.kind) << 48;
+        out.extend(word.to_le_bytes());
+    }
+}
+
+impl TaskTile {
+    /// As the thread of a row reads it.
+    fn append(&self, out: &mut Vec<u8>) {
+        let byte = |n: usize| u64::from(u8::try_from(n).expect("a tile has fewer than 256 sums"));
+        let sums = half(self.first_sum) | byte(self.n_first) << 16 | byte(self.n_sums) << 24;
+        let words = [
+            self.factors[0],
+            self.factors[1],
+            self.residual,
+            self.copy,
+            u64::from(narrow(self.out)) | sums << 32,
+            self.rows as u64,
+        ];
+        out.extend(words.into_iter().flat_map(u64::to_le_bytes));
     }
 }
 
 impl Load {
-    /// As the loading warp reads it.
+    /// As the ring reads it.
     pub(super) fn append(&self, out: &mut Vec<u8>) {
         let words = match self {
             Load::Part(part) => [
@@ -128,7 +167,13 @@ impl Load {
 }
 
 impl Task {
-    pub(super) fn append(&self, out: &mut Vec<u8>) {
+    /// Appends the task to `out`, and its tiles to `tiles`.
+    pub(super) fn append(&self, out: &mut Vec<u8>, tiles: &mut Vec<u8>) {
+        let mut words = self.words.clone();
+        if self.kind == TaskKind::Gemv {
+            words[GEMV_TILES_WORD] = pair(tiles.len() / TILE_BYTES, self.tiles.len());
+            self.tiles.iter().for_each(|tile| tile.append(tiles));
+        }
         let (wait, value) = match self.wait {
             Some((counter, value)) => (narrow(counter), narrow(value)),
             None => (u32::MAX, 0),
@@ -145,7 +190,7 @@ impl Task {
         ];
         let end = out.len() + TASK_BYTES;
         out.extend(header.into_iter().flat_map(u32::to_le_bytes));
-        out.extend(self.words.iter().flat_map(|word| word.to_le_bytes()));
+        out.extend(words.into_iter().flat_map(u64::to_le_bytes));
         out.resize(end, 0);
     }
 }

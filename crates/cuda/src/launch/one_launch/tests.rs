@@ -1,13 +1,14 @@
 //! Programs of a small hybrid model: complete, and never stuck.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 
 use contract::{KvFormat, KvFormats, Limits, LoadConfig};
 use model::synth::SynthSpec;
 
 use super::interpreter::{MixerShapes, TablePart, TableTask, Turns, lists_of, run};
+use super::operation::Operation;
 use super::program::{Program, STATIC_SHARED_BYTES};
-use super::task::TaskKind;
+use super::task::{TaskKind, flag};
 use crate::gpu_props::GpuProps;
 use crate::launch::Launch;
 use crate::memory::BumpAllocator;
@@ -113,37 +114,43 @@ fn rows_that_tasks_wait_for_arrive_in_every_order_of_blocks() {
 fn every_unit_of_every_tile_is_summed_once() {
     let program = program("bf16", hopper());
     let lists = lists_of(&program);
-    let mut tiles: BTreeMap<(u64, usize), Vec<TablePart>> = BTreeMap::new();
+    let mut seen = HashSet::new();
     for task in lists.iter().flatten() {
-        let columns = (task.words[8] & 0xffff_ffff) as usize;
-        for part in &task.parts {
-            let tile = tiles.entry((task.words[5], part.tile)).or_default();
-            tile.push(part.clone());
-            assert!((part.first_unit + part.units) * 64 <= columns);
-        }
-    }
-    for ((matrix, tile), mut parts) in tiles {
-        parts.sort_by_key(|part| part.number);
-        let n = parts
-            .iter()
-            .filter(|part| part.number < part.n_first)
-            .count();
-        assert_eq!((n, parts.len()), (parts[0].n_first, parts[0].n_parts));
-        let (first, second) = parts.split_at(n);
-        for parts in [first, second] {
-            let mut end = 0;
-            for part in parts {
-                assert_eq!(
-                    part.first_unit, end,
-                    "tile {tile} of the matrix at {matrix}"
+        let columns = (task.words[2] & 0xffff_ffff) as usize;
+        let mut parts: Vec<&TablePart> = task.parts.iter().collect();
+        parts.sort_by_key(|part| part.sum);
+        assert!(parts.iter().map(|part| part.sum).eq(0..parts.len()));
+        let mut sums = 0;
+        for tile in &task.tiles {
+            assert!(seen.insert(tile.factors), "a tile is summed twice");
+            assert_eq!(tile.first_sum, sums);
+            sums += tile.n_sums;
+            let (first, second) = parts[tile.first_sum..sums].split_at(tile.n_first);
+            for parts in [first, second] {
+                let mut end = 0;
+                for part in parts {
+                    assert_eq!(part.first_unit, end, "of the tile at {}", tile.factors);
+                    end += part.units;
+                }
+                // Units of this kind have 64 values.
+                assert!(
+                    parts.is_empty() || end * 64 == columns,
+                    "{end} units of {columns}"
                 );
-                end += part.units;
             }
-            // Units of this shape: of the hidden width, of the mixers' and of the feed-forward's.
-            let is_whole = [256, 512, 768].contains(&(end * 64));
-            assert!(is_whole || parts.is_empty(), "tile {tile} has {end} units");
+            assert_eq!(second.is_empty(), task.flags & flag::SWIGLU == 0);
         }
+        assert_eq!(sums, parts.len(), "a sum belongs to no tile");
     }
+    let tiles = |launch: &Launch| match Operation::of(launch) {
+        Some(Operation::Gemv(gemv)) => {
+            let firsts = gemv.packed.iter().map(|packed| packed.matrices[0].tiles());
+            firsts.sum()
+        }
+        _ => 0,
+    };
+    let launches = launches("bf16", hopper(), OneLaunch::Off);
+    assert_eq!(seen.len(), launches.iter().map(tiles).sum::<usize>());
 }
 
 #[test]
@@ -175,23 +182,31 @@ fn missing_tasks_and_rows_written_twice_are_found() {
 
 #[test]
 fn a_selected_plan_is_the_embedding_one_launch_and_the_reduction() {
-    let entries = |one_launch| -> Vec<&'static str> {
-        let launches = launches("bf16", hopper(), one_launch);
+    let entries = |gpu, one_launch| -> Vec<&'static str> {
+        let launches = launches("bf16", gpu, one_launch);
         launches.iter().map(|launch| launch.entry).collect()
     };
-    let one = entries(OneLaunch::On);
+    let home = GpuProps::new((8, 6), 82);
     let expected = [
         "embedding_gather",
         "one_launch",
         "logits_reduce_chunks",
         "logits_top_k",
     ];
-    assert_eq!(one, expected);
-    for off in [OneLaunch::Off, OneLaunch::Auto] {
-        assert_eq!(entries(off).len(), 3 + 3 * 5 + 7 + 1);
+    assert_eq!(entries(hopper(), OneLaunch::On), expected);
+    assert_eq!(entries(home, OneLaunch::Auto), expected);
+    for (gpu, off) in [
+        (hopper(), OneLaunch::Off),
+        (hopper(), OneLaunch::Auto),
+        (home, OneLaunch::Off),
+    ] {
+        assert_eq!(entries(gpu, off).len(), 3 + 3 * 5 + 7 + 1);
     }
-    let launches = launches("bf16", hopper(), OneLaunch::On);
-    let launch = &launches[1];
-    assert!(launch.cooperative && launch.grid == [132, 1, 1]);
-    assert!(launch.shared as usize + STATIC_SHARED_BYTES <= hopper().shared_bytes);
+    for (gpu, one_launch, warps) in [(hopper(), OneLaunch::On, 15), (home, OneLaunch::Auto, 8)] {
+        let launches = launches("bf16", gpu, one_launch);
+        let launch = &launches[1];
+        assert!(launch.cooperative && launch.grid == [gpu.sm_count as u32, 1, 1]);
+        assert_eq!(launch.block, [32 * (warps + 1), 1, 1]);
+        assert!(launch.shared as usize + STATIC_SHARED_BYTES <= gpu.shared_bytes);
+    }
 }

@@ -376,6 +376,7 @@ mod tests {
                 sm_count: 82,
                 shared_bytes: 99 << 10,
                 has_wgmma: false,
+                launches_overlap: false,
             },
             ..config(invariant)
         };

@@ -80,6 +80,7 @@ mod tests {
         sm_count: 132,
         shared_bytes: 227 << 10,
         has_wgmma: true,
+        launches_overlap: true,
     };
 
     #[test]

@@ -66,18 +66,22 @@ pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
     }
 }
 
-/// Whether steps of one row run as one persistent launch where the model has one.
+/// Whether steps of one row of `gpu` run as one persistent launch where the plan has one; by
+/// default only plans made of [`DecodeGemm::Gemv`].
 pub(crate) fn uses_one_launch(requested: OneLaunch, gpu: GpuProps) -> Selected<bool> {
     match requested {
-        OneLaunch::On | OneLaunch::Clocks if !gpu.has_wgmma => Selected::new(
-            false,
-            "requested, but its bits were only checked on compute capability 9.0",
-        ),
         OneLaunch::On | OneLaunch::Clocks => {
             Selected::new(true, "requested: one launch for the layers and the LM head")
         }
         OneLaunch::Off => Selected::new(false, "requested: separate launches"),
-        OneLaunch::Auto => Selected::new(false, "not measured to be faster on any GPU"),
+        OneLaunch::Auto if gpu.launches_overlap => Selected::new(
+            false,
+            "launches overlap: separate ones are measured to be faster",
+        ),
+        OneLaunch::Auto => Selected::new(
+            true,
+            "launches do not overlap, small model, one row: none between layers",
+        ),
     }
 }
 
