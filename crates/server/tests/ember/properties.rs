@@ -263,7 +263,7 @@ fn drafted_steps_take_one_pass_and_give_several_tokens() {
     // A decode step is one verify: with one sequence at a time, both counts are equal.
     assert_eq!(stats.decode_steps, stats.batch_size_sum);
     assert!(
-        stats.drafted_steps * 10 > stats.decode_steps * 9,
+        stats.drafted_steps * 5 > stats.decode_steps * 4,
         "{stats:?}"
     );
     assert_eq!(stats.undrafted_steps, 0);
