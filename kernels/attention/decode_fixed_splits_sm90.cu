@@ -74,23 +74,6 @@ __device__ __forceinline__ int partial_index(const TreeStorage& storage, int tre
     return slot < 0 ? -1 : (item.first + node) * HEADS * SPLITS + slot;
 }
 
-// Finds the cache rows of a private item; the PV warpgroups.
-__device__ __forceinline__ void find_gather_rows(const WorkItem& item, const PageTable& pages, u32* rows) {
-    const int thread = int(opaque(threadIdx.x)) - 128;
-    if (thread < KV_TILE) {
-        const int position = item.begin + thread;
-        const bool in_window = position < item.committed && (WINDOW <= 0 || position > item.committed - WINDOW);
-        if (in_window || position < item.committed || position >= item.committed + __popcll(item.path))
-            rows[thread] = in_window ? (u32)kv_row(pages, item.slot, position, KV_HEADS, item.kv_head) : NO_ROW;
-    } else if (thread < 2 * KV_TILE) {
-        const int node = thread - KV_TILE;
-        const int at = item.committed + __popcll(item.path & ((1ull << node) - 1)) - item.begin;
-        if (item.path >> node & 1 && at >= 0 && at < KV_TILE)
-            rows[at] = (u32)kv_row(pages, item.slot, item.committed + node, KV_HEADS, item.kv_head);
-    }
-    named_barrier_sync<256>(PV_BARRIER);
-}
-
 // Stores the queries of an item as the wgmma operand; `warp` of WARPS warps. With ZERO_FILL, columns without a node
 // become zeros; otherwise they keep old data, and their results are unused.
 template <int WARPS, int COLUMNS_AT_ONCE, bool ZERO_FILL>
@@ -159,7 +142,8 @@ __device__ __forceinline__ TileSource next_tile(const KernelParams& params, Tile
     const WorkItem& item = params.storage.items[tiles.next % ITEM_SLOTS];
     if (item.is_private) {
         source.row = GATHERED_TILE + tiles.next % 4;
-        find_gather_rows(item, params.pages, params.storage.gather_row[tiles.next % 4]);
+        find_gather_rows(item, params.pages, params.storage.gather_row[tiles.next % 4], opaque(threadIdx.x) - 128);
+        named_barrier_sync<256>(PV_BARRIER);
         tiles.next++;
         return source;
     }

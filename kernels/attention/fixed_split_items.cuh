@@ -78,22 +78,6 @@ struct DecodeItems {
         }
     }
 
-    // Finds the cache rows of a private item: committed keys, then those of the path.
-    __device__ static __forceinline__ void find_gather_rows(const WorkItem& item, const PageTable& pages, u32* rows) {
-        if (threadIdx.x < KV_TILE) {
-            const int position = item.begin + threadIdx.x;
-            const bool is_node = position >= item.committed && position < item.committed + __popcll(item.path);
-            if (is_node) return;
-            const bool is_kept = position < item.committed && (WINDOW <= 0 || position > item.committed - WINDOW);
-            rows[threadIdx.x] = is_kept ? (u32)kv_row(pages, item.slot, position, KV_HEADS, item.kv_head) : NO_ROW;
-        } else if (threadIdx.x < 2 * KV_TILE) {
-            const int node = threadIdx.x - KV_TILE;
-            const int at = item.committed + __popcll(item.path & ((1ull << node) - 1)) - item.begin;
-            if (item.path >> node & 1 && at >= 0 && at < KV_TILE)
-                rows[at] = (u32)kv_row(pages, item.slot, item.committed + node, KV_HEADS, item.kv_head);
-        }
-    }
-
     // The next item, whose marks of visible keys it writes; false after the last. All threads.
     __device__ __forceinline__ bool take(const Step* step, const PageTable& pages, ItemStorage& storage,
                                          SoftmaxStorage& softmax, DecodeItem& item) {
@@ -107,7 +91,7 @@ struct DecodeItems {
         item.kv_head = work.kv_head, item.begin = work.begin, item.buffer = buffer, item.is_private = work.is_private;
         item.tiles = (work.end - work.begin) / KV_TILE;
         item.m_first = 0, item.m_rows = work.nodes * GROUP_SIZE, item.m_tiles = (item.m_rows + 15) / 16;
-        if (work.is_private) find_gather_rows(work, pages, storage.gather_row);
+        if (work.is_private) find_gather_rows(work, pages, storage.gather_row, threadIdx.x);
         if (threadIdx.x < work.nodes) {
             const int position = step->position[storage.step_row[buffer][threadIdx.x]];
             // Keys of the path come in order.

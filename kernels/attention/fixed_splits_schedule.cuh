@@ -11,6 +11,7 @@
 // Needs: HEADS, KV_HEADS, QUERY_COLUMNS, and the defines of fixed_splits.cuh and kv_cache.cuh.
 #pragma once
 #include "attention/kv_cache.cuh"
+#include "attention/kv_tiles.cuh"
 #include "attention/fixed_splits.cuh"
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -320,6 +321,23 @@ __device__ __forceinline__ u32 kv_row_at(const WorkItem& item, int key, const Pa
 }
 __device__ __forceinline__ u32 first_kv_row(const WorkItem& item, const PageTable& pages) {
     return item.is_private ? 0 : kv_row_at(item, item.begin, pages);
+}
+
+// Finds the cache rows of a private item's keys: committed ones, then those of the path; NO_ROW for none. Threads 0 ..
+// 2 KV_TILE, then a barrier.
+__device__ __forceinline__ void find_gather_rows(const WorkItem& item, const PageTable& pages, u32* rows, u32 thread) {
+    if (thread < KV_TILE) {
+        const int position = item.begin + thread;
+        const bool is_node = position >= item.committed && position < item.committed + __popcll(item.path);
+        if (is_node) return;
+        const bool is_kept = position < item.committed && (WINDOW <= 0 || position > item.committed - WINDOW);
+        rows[thread] = is_kept ? (u32)kv_row(pages, item.slot, position, KV_HEADS, item.kv_head) : NO_ROW;
+    } else if (thread < 2 * KV_TILE) {
+        const int node = thread - KV_TILE;
+        const int at = item.committed + __popcll(item.path & ((1ull << node) - 1)) - item.begin;
+        if (item.path >> node & 1 && at >= 0 && at < KV_TILE)
+            rows[at] = (u32)kv_row(pages, item.slot, item.committed + node, KV_HEADS, item.kv_head);
+    }
 }
 
 // Node i of an item.
