@@ -2,8 +2,8 @@
 //! where the fewest bytes were loaded before.
 //!
 //! A phase takes as long as its slowest block, so tiles are divided evenly; where a phase has fewer
-//! tiles than there are blocks, they even out the bytes, since the loading warps run ahead of the
-//! tasks. Within a task, the longest parts come first, each to the warp with the fewest units.
+//! tiles than there are blocks, they even out the bytes, since rings are ahead of the tasks. Within
+//! a task, the longest parts come first, each to the warp with the fewest units.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,8 +20,9 @@ use crate::pack::{A16_TILE, M16_ROWS};
 
 /// Rows of an f32 matrix in a task.
 const F32_ROWS: usize = 8;
-/// Heads of a task of attention's norms and rotation, in units of the separate kernel's four.
-const APPEND_STEP: usize = 3;
+/// Blocks of the separate kernel that a task of attention's norms and rotation is, at most; each
+/// has four heads.
+const APPEND_BLOCKS: usize = 3;
 
 /// What a block does.
 #[derive(Debug, Clone)]
@@ -370,7 +371,7 @@ impl Assignment {
             return blocks;
         }
         let step = if body.kind == TaskKind::Append {
-            APPEND_STEP.min(self.shape.warps / 4)
+            APPEND_BLOCKS.min(self.shape.warps / 4)
         } else {
             1
         };

@@ -13,7 +13,7 @@ use super::task::{
 /// Exchanged rows are compared in pieces of this size.
 const GRANULE: u64 = 16;
 
-/// A part as the loading warp and the warp that sums it read it.
+/// A part as the ring and the products of a warp read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TablePart {
     pub(super) weights: u64,

@@ -28,6 +28,8 @@ pub(super) const LISTS_BYTES: usize = 256;
 pub(super) const COUNTER_BYTES: usize = 128;
 /// Counters besides those of launches: blocks that left, the error, the set of exchanged rows.
 const MORE_COUNTERS: usize = 3;
+/// Partial sums of a tile at most: a byte counts them.
+const MAX_TILE_SUMS: usize = 255;
 /// The widest row that is normed in registers.
 const MAX_HIDDEN: usize = 2560;
 
@@ -287,7 +289,7 @@ fn shapes_of(gpu: GpuProps, launches: &[Launch], operations: &[Operation]) -> Op
         .into_iter()
         .flat_map(|warps| TASK_SUMS.map(|sums| (warps, sums)));
     let (slots, block) = choices.find_map(|(warps, sums)| fit(warps, sums))?;
-    if hidden > MAX_HIDDEN {
+    if hidden > MAX_HIDDEN || parts > MAX_TILE_SUMS {
         return None;
     }
     let fixed = rows + block.sums * SUMS_BYTES;
