@@ -1,6 +1,7 @@
 // Waits of a block, and rows that blocks exchange in band: a word shows by itself whether it is there (ABSENT).
 //
-// Waits are bounded: after WATCHDOG_CYCLES a thread goes on, with wrong results and the error word set. Nothing hangs.
+// Waits for other blocks are bounded: after WATCHDOG_CYCLES a thread goes on, with wrong results and the error word
+// set. Waits within a block, for weights and tasks, then end by themselves, and all its warps see the same tasks.
 // Needs: RING_SLOTS (units in the ring of a warp), CONSUMER_WARPS, NORM_WARPS.
 #pragma once
 #include "gemm/a16_layout.cuh"
@@ -8,6 +9,9 @@
 
 #define TASK_SLOTS 16
 #define WATCHDOG_CYCLES (1ll << 32)
+// What a wait took too long for: words of an exchanged row, a counter.
+#define EXCHANGE_REASON 1u
+#define COUNTER_REASON 2u
 
 struct TaskBlock {
     int x, y;
@@ -76,7 +80,6 @@ __device__ __forceinline__ void exchange_store(void* to, u32 v) {
 __device__ __forceinline__ bool is_there(const uint4& v) {
     return v.x != ABSENT && v.y != ABSENT && v.z != ABSENT && v.w != ABSENT;
 }
-#define EXCHANGE_REASON 0x20000000u
 // Values of a row that may not be there yet; N loads of 16 bytes, `stride` apart, are in flight at once.
 template <int N>
 __device__ __forceinline__ void exchange_wait(const uint4* from, i64 stride, uint4 (&v)[N]) {

@@ -14,8 +14,7 @@
 //
 // in   lists [blocks], tasks, loads, sums, tiles: what blocks and their warps do     counters [n_counters + 3][32], 0
 //      exchange [2][exchange_bytes], ABSENT     the counter behind `error` has the set of the next launch
-// out  what the tasks write; counters 0; status: 0, or why a wait took too long: the number of the counter plus 1, or
-//      another wait from 2^29 on
+// out  what the tasks write; counters 0; status: 0, or what a wait took too long for: EXCHANGE_REASON, COUNTER_REASON
 // grid one block per SM, all resident (cooperative), x (CONSUMER_WARPS + 1) * 32
 // smem rings, the input row in f16 and f32, partial sums; dynamic. A task of attention works in the first rings, whose
 //      loading waits for it.
@@ -41,7 +40,7 @@
 // Waits for the task's counter; each warp by itself.
 __device__ __forceinline__ void wait_ready() {
     if (threadIdx.x % 32 == 0 && block_storage.wait_counter)
-        counter_wait(block_storage.wait_counter, block_storage.wait_value, 0x40000000u);
+        counter_wait(block_storage.wait_counter, block_storage.wait_value, COUNTER_REASON);
     __syncwarp();
 }
 #include "one_launch/bodies.cuh"
@@ -103,7 +102,7 @@ __device__ __forceinline__ void copy_tasks(const LaunchParams& params, u32 set) 
         const u32 offsets = __shfl_sync(WARP_ALL, u32(next >> 32), 3);
         const bool is_end = u32(__shfl_sync(WARP_ALL, u32(next), 0)) == TASK_END;
         if (lane >= 4 && offsets >> (lane - 4) & 1) next += exchanged;
-        ring_wait(shared_address(block_storage.task_empty + slot), (i / TASK_SLOTS & 1) ^ 1);
+        mbarrier_wait(shared_address(block_storage.task_empty + slot), (i / TASK_SLOTS & 1) ^ 1);
         ((u64*)&block_storage.tasks[slot])[lane] = next;
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared_address(block_storage.task_full + slot));
@@ -407,7 +406,7 @@ __device__ __forceinline__ void consume_all(const LaunchParams& params, u8* memo
 #pragma unroll 1
     for (int i = 0;; i++) {
         const int slot = i % TASK_SLOTS;
-        ring_wait(shared_address(block_storage.task_full + slot), i / TASK_SLOTS & 1);
+        mbarrier_wait(shared_address(block_storage.task_full + slot), i / TASK_SLOTS & 1);
         const Task& task = block_storage.tasks[slot];
         if (task.kind == TASK_END) return;
         clocks.begin();

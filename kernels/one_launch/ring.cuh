@@ -9,11 +9,6 @@
 #include "gemm/gemv_tile.cuh"
 #include "one_launch/exchange.cuh"
 
-// Waits until the phase of this parity is complete.
-__device__ __forceinline__ void ring_wait(u32 mbarrier, u32 parity) {
-    poll_until(0x80000000u, [&] { return mbarrier_test_wait(mbarrier, parity); });
-}
-
 // ---- counters ------------------------------------------------------------------------------------------------------
 
 // Waits until the counter is at least `value`; by one thread, before a barrier of those that read what it guards.
@@ -75,7 +70,7 @@ struct Ring {
     // Waits for the next unit.
     __device__ __forceinline__ void wait() const {
 #if HAS_SM90
-        ring_wait(shared_address(block_storage.full[warp] + slot), parity);
+        mbarrier_wait(shared_address(block_storage.full[warp] + slot), parity);
 #else
         cp_async_wait<RING_SLOTS - 1>();
         __syncwarp();

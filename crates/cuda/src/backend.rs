@@ -105,11 +105,12 @@ impl Layout {
         let spec = config.draft.as_ref().map(|draft| &*draft.spec);
         let stage = &part.stage;
         let is_whole = stage.is_first() && stage.has_head() && stage.is_last();
-        // Parts of a model in one launch have not been measured.
-        let one_launch = match options.one_launch {
-            OneLaunch::Auto if !is_whole => OneLaunch::Off,
-            _ if stage.shard.is_some() => OneLaunch::Off,
-            requested => requested,
+        // A part has no status to check; where prompts run as steps, layers are captured in them.
+        let is_one_possible = is_whole && stage.shard.is_none() && !options.prefill_as_steps;
+        let one_launch = if is_one_possible {
+            options.one_launch
+        } else {
+            OneLaunch::Off
         };
         // One launch is made of those of single GEMMs.
         let is_one = matches!(one_launch, OneLaunch::On | OneLaunch::Clocks);

@@ -58,12 +58,14 @@ pub struct Options {
 /// the model has one. A token's bits are the same either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OneLaunch {
-    /// Where it has been measured to be faster: small models on GPUs before compute capability 9.0,
-    /// whose launches do not overlap.
+    /// Where it has been measured to be faster: small models without an MTP head, and without a
+    /// draft that reads their layers, on GPUs before compute capability 9.0, whose launches do not
+    /// overlap.
     #[default]
     Auto,
-    /// Wherever there is one. It is made of the launches of single GEMMs, so layers are not fused
-    /// then.
+    /// Wherever there is one for a whole model: for all layers and the LM head, or up to the first
+    /// launch that it does not have. It is made of the launches of single GEMMs, so layers are not
+    /// fused then.
     On,
     /// The same; one launch prints where its time goes.
     Clocks,

@@ -23,8 +23,8 @@ impl Engine {
         Err(DeviceError::DeviceLost {
             during: "one_launch",
             detail: format!(
-                "a wait took too long (status {status:#x}: the number of the launch in the plan \
-                 plus 1, or another wait from 0x40000000 on); run with --one-launch off"
+                "a wait for another block took too long (status {status}: 1 for a row, 2 for a \
+                 counter); run with --one-launch off"
             ),
         })
     }

@@ -136,7 +136,8 @@ pub struct DeviceArgs {
     pub numerics: Option<NumericsArg>,
     /// Run decode steps of one row of small models as one persistent launch: `on`, `off`, `clocks`
     /// (`on`; the GPU prints where the time of one launch goes), or `auto`: before compute
-    /// capability 9.0, where it has been measured to be faster. A token's bits are the same.
+    /// capability 9.0, without an MTP head and without a draft that reads the model's layers, where
+    /// it has been measured to be faster. A token's bits are the same.
     #[arg(
         long,
         env = "HEARTH_ONE_LAUNCH",
