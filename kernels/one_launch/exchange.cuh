@@ -41,14 +41,14 @@ struct BlockStorage {
 __shared__ BlockStorage block_storage;
 __shared__ TaskBlock task_block;
 
-// The launch cannot finish as it should: every wait of the block ends from here on.
+// The launch cannot finish as it should: every wait of the block for other blocks ends from here on.
 __device__ __forceinline__ void abort_launch(u32 reason) {
     *(volatile int*)&block_storage.is_aborted = 1;
     atomicCAS(block_storage.error, 0u, reason);
 }
 __device__ __forceinline__ bool is_aborted() { return *(volatile int*)&block_storage.is_aborted; }
 
-// Polls `is_there` until it is true; false if the launch ends before.
+// Polls `is_there` until it is true or the launch is given up.
 template <class Poll>
 __device__ __forceinline__ void poll_until(u32 reason, const Poll& is_there) {
     if (is_there()) return;
