@@ -246,12 +246,12 @@ __device__ __forceinline__ void read_out(const float4 (&s)[HEADS_PER_WARP][4], N
 }
 
 // With one tree, a block leaves registers for the blocks of the next launch.
-extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512 ? 512 : THREADS,
-                                             BLOCKS_PER_SM) CLUSTER_ATTRIBUTE
-    gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha,
-                               const float* beta, u32 ld_beta, const float* window, u64 window_stride,
-                               const float* weight, const float* a, const float* dt, const float* state,
-                               u64 state_stride, float* factors, u64 factor_stride, float* o, float4* spill_buffer) {
+KERNEL(BLOCKS_PER_SM == 1 && THREADS < 512 ? 512 : THREADS, BLOCKS_PER_SM)
+CLUSTER_ATTRIBUTE gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const float* alpha,
+                                             u32 ld_alpha, const float* beta, u32 ld_beta, const float* window,
+                                             u64 window_stride, const float* weight, const float* a, const float* dt,
+                                             const float* state, u64 state_stride, float* factors, u64 factor_stride,
+                                             float* o, float4* spill_buffer) {
     extern __shared__ __align__(128) u8 memory[];
     SharedStorage& smem = *(SharedStorage*)memory;
     const int tid = threadIdx.x, warp = __shfl_sync(WARP_ALL, tid / 32, 0), lane = tid % 32;

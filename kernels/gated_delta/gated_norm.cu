@@ -15,9 +15,9 @@
 #include "norm/row_output.cuh"
 #include "gemm/panel_layout.cuh"
 
-extern "C" __global__ void __launch_bounds__(128)
-    gated_delta_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm,
-                     float eps, RowOutput out, char* panel, int rows_cap) {
+KERNEL(128)
+gated_delta_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm, float eps,
+                 RowOutput out, char* panel, int rows_cap) {
     pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     float weight[8];

@@ -43,7 +43,7 @@ struct Clocks {
 // By one thread, when all blocks are done: means over the blocks that have a task of the phase, and the most.
 __device__ __noinline__ void print_clocks() {
     const int launch = ++clock_launches;
-    if (launch == 40)
+    if (launch == 4)
         for (int phase = 0; phase < CLOCK_PHASES; phase++) {
             u32 sum[CLOCK_PARTS] = {}, most[CLOCK_PARTS] = {}, least = ~0u, n = 0;
             for (int block = 0; block < gridDim.x; block++) {

@@ -1,65 +1,7 @@
-// Waits of a block, and rows that blocks exchange in band: a word shows by itself whether it is there (ABSENT).
-//
-// Waits for other blocks are bounded: after WATCHDOG_CYCLES a thread goes on, with wrong results and the error word
-// set. Waits within a block, for weights and tasks, then end by themselves, and all its warps see the same tasks.
-// Needs: RING_SLOTS (units in the ring of a warp), CONSUMER_WARPS, NORM_WARPS.
+// Rows that blocks exchange in band: a word shows by itself whether it is there (ABSENT).
 #pragma once
 #include "gemm/a16_layout.cuh"
-#include "one_launch/task.cuh"
-
-#define TASK_SLOTS 16
-#define WATCHDOG_CYCLES (1ll << 32)
-// What a wait took too long for: words of an exchanged row, a counter.
-#define EXCHANGE_REASON 1u
-#define COUNTER_REASON 2u
-
-struct TaskBlock {
-    int x, y;
-};
-
-// What a consumer warp keeps from task to task.
-struct WarpState {
-    const SumPart* parts;  // the next
-    const LoadPart* at;    // struct Ring
-    int slot, loaded;
-    u32 parity;
-};
-
-// What the warps of a block share besides the rings and the activations.
-struct BlockStorage {
-    Task tasks[TASK_SLOTS];
-    u64 full[CONSUMER_WARPS][RING_SLOTS];
-    u64 task_full[TASK_SLOTS], task_empty[TASK_SLOTS];
-    WarpState warps[CONSUMER_WARPS];
-    u8* exchanged;  // the rows of this launch
-    float warp_sums[NORM_WARPS];
-    const u32* wait_counter;  // of the function of a separate kernel
-    u32 wait_value;
-    u32* error;
-    int is_aborted;
-};
-__shared__ BlockStorage block_storage;
-__shared__ TaskBlock task_block;
-
-// The launch cannot finish as it should: every wait of the block for other blocks ends from here on.
-__device__ __forceinline__ void abort_launch(u32 reason) {
-    *(volatile int*)&block_storage.is_aborted = 1;
-    atomicCAS(block_storage.error, 0u, reason);
-}
-__device__ __forceinline__ bool is_aborted() { return *(volatile int*)&block_storage.is_aborted; }
-
-// Polls `is_there` until it is true or the launch is given up.
-template <class Poll>
-__device__ __forceinline__ void poll_until(u32 reason, const Poll& is_there) {
-    if (is_there()) return;
-    const i64 begin = clock64();
-    while (!is_there()) {
-        if (is_aborted()) return;
-        if (clock64() - begin > WATCHDOG_CYCLES) return abort_launch(reason);
-    }
-}
-
-// ---- rows exchanged between blocks ---------------------------------------------------------------------------------
+#include "one_launch/waits.cuh"
 
 __device__ __forceinline__ uint4 exchange_load(const uint4* from) {
     uint4 v;
@@ -67,11 +9,6 @@ __device__ __forceinline__ uint4 exchange_load(const uint4* from) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(from)
                  : "memory");
-    return v;
-}
-__device__ __forceinline__ u32 exchange_load(const u32* from) {
-    u32 v;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
     return v;
 }
 __device__ __forceinline__ void exchange_store(void* to, u32 v) {
@@ -98,7 +35,7 @@ __device__ __forceinline__ void exchange_wait(const float* from, i64 stride, flo
     poll_until(EXCHANGE_REASON, [&] {
         bool all = true;
 #pragma unroll
-        for (int i = 0; i < N; i++) v[i] = __uint_as_float(exchange_load((const u32*)from + i * stride));
+        for (int i = 0; i < N; i++) v[i] = __uint_as_float(load_relaxed((const u32*)from + i * stride));
 #pragma unroll
         for (int i = 0; i < N; i++) all &= __float_as_uint(v[i]) != ABSENT;
         return all;

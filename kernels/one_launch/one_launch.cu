@@ -1,48 +1,18 @@
-// A decode step of one row in one persistent launch: all layers, the final norm and the LM head.
+// A decode step of one row in one persistent launch: all layers, the final norm and the LM head (frame.cuh).
 //
-// Each block runs its own list of tasks (task.cuh), which the host makes from the launches of the same plan. There is
-// no grid barrier: rows that blocks exchange show by themselves which of their words are there, so a task waits for one
-// trip of its input through L2. Weights do not depend on activations: each consumer warp has a ring of them
-// (ring.cuh), which is full while it waits, across tasks and layers. The last warp copies tasks to shared memory. GEMV
-// tasks divide the K ranges of their tiles among all consumer warps, then a thread adds up the sums of each row; other
-// tasks are the kernels of the separate launches (bodies.cuh).
+// There is no grid barrier: rows that blocks exchange show by themselves which of their words are there (exchange.cuh),
+// so a task waits for one trip of its input through L2. Exchanged rows exist twice: a launch writes one set and makes
+// the other, which the launch before wrote, absent. Within a launch every word is written once, so nothing is written
+// over while it is read.
 //
-// Exchanged rows exist twice: a launch writes one set and makes the other, which the launch before wrote, absent.
-// Within a launch every word is written once, so nothing is written over while it is read.
-//
-// The bits are those of the separate launches: K ranges, order of sums and functions are the same.
-//
-// in   lists [blocks], tasks, loads, sums, tiles: what blocks and their warps do     counters [n_counters + 3][32], 0
-//      exchange [2][exchange_bytes], ABSENT     the counter behind `error` has the set of the next launch
-// out  what the tasks write; counters 0; status: 0, or what a wait took too long for: EXCHANGE_REASON, COUNTER_REASON
-// grid one block per SM, all resident (cooperative), x (CONSUMER_WARPS + 1) * 32
-// smem rings, the input row in f16 and f32, partial sums; dynamic. A task of attention works in the first rings, whose
-//      loading waits for it.
-// defines CONSUMER_WARPS (MAX_CONSUMER_WARPS at most), HIDDEN (width of normed rows), WIDTH (the same), NORM_WARPS,
-//      KINDS, MAX_COLUMNS (longest row of a matrix), MAX_SUMS (partial sums of a task), those of ring.cuh and
-//      bodies.cuh, CLOCKS (1: print where the time of a launch goes)
-// arch sm_80 and up; sm_90 loads by bulk copies
+// in, out, grid as in frame.cuh
+// smem rings, the input row in f16 and f32, partial sums; attention works in the first rings
+// defines MAX_COLUMNS (longest row of a matrix), those of frame.cuh and bodies.cuh
+// arch sm_80 and up
 // reference the separate launches, bit for bit     test crates/cuda/tests/batch_invariance.rs
-#undef PDL
-#define KERNEL(...) __device__ __noinline__ void
-#include "common/prelude.cuh"
-#include "common/step.cuh"
-#define CONSUMERS (CONSUMER_WARPS * 32)
-#define LAUNCH_THREADS (CONSUMERS + 32)
-#define CONSUMER_BARRIER 11
-#include "one_launch/task.cuh"
+#include "one_launch/frame.cuh"
 #include "one_launch/exchange.cuh"
 #include "gemm/gemv_input.cuh"
-#include "gemm/gemv_tile.cuh"
-#include "one_launch/ring.cuh"
-#include "one_launch/clocks.cuh"
-
-// Waits for the task's counter; each warp by itself.
-__device__ __forceinline__ void wait_ready() {
-    if (threadIdx.x % 32 == 0 && block_storage.wait_counter)
-        counter_wait(block_storage.wait_counter, block_storage.wait_value, COUNTER_REASON);
-    __syncwarp();
-}
 #include "one_launch/bodies.cuh"
 
 struct GemvOperands {
@@ -64,57 +34,11 @@ struct F32Operands {
 };
 static_assert(sizeof(GemvOperands) <= sizeof(Task::words) && sizeof(F32Operands) <= sizeof(Task::words), "fits a task");
 
-struct LaunchParams {
-    const BlockLists* lists;
-    const Task* tasks;
-    const LoadPart* loads;
-    const SumPart* sums;
-    const TaskTile* tiles;
-    u32* counters;
-    u32* status;
-    u8* exchange;
-    int n_counters, exchange_bytes;
-};
-
-// Dynamic shared memory: the rings are first.
-#define RING_BYTES (CONSUMER_WARPS * RING_SLOTS * SLOT_BYTES)
 struct Activations {
     u8 f16[2 * MAX_COLUMNS];
     float f32[HIDDEN];
     float sums[MAX_SUMS][16];
 };
-
-__device__ __forceinline__ void consumer_sync() { named_barrier_sync<CONSUMER_BARRIER, CONSUMERS>(); }
-
-// ---- the warp of tasks ---------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void copy_tasks(const LaunchParams& params, u32 set) {
-    const int lane = threadIdx.x % 32;
-    const u64* list = (const u64*)(params.tasks + params.lists[blockIdx.x].tasks);
-    const u64 exchanged = (u64)(params.exchange + size_t(set) * params.exchange_bytes);
-    u64 next = __ldg(list + lane);
-    u8* absent = params.exchange + size_t(set ^ 1) * params.exchange_bytes;
-    int clear = (blockIdx.x * 32 + lane) * 16;
-#pragma unroll 1
-    for (int i = 0;; i++) {
-        const int slot = i % TASK_SLOTS;
-        // The header has four words; the upper half of the last says which operands are offsets.
-        const u32 offsets = __shfl_sync(WARP_ALL, u32(next >> 32), 3);
-        const bool is_end = u32(__shfl_sync(WARP_ALL, u32(next), 0)) == TASK_END;
-        if (lane >= 4 && offsets >> (lane - 4) & 1) next += exchanged;
-        mbarrier_wait(shared_address(block_storage.task_empty + slot), (i / TASK_SLOTS & 1) ^ 1);
-        ((u64*)&block_storage.tasks[slot])[lane] = next;
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(shared_address(block_storage.task_full + slot));
-        if (!is_end) next = __ldg(list + (i + 1) * 32 + lane);
-        // The other set, a part with each task.
-        for (int n = 0; clear < params.exchange_bytes && (n < 4 || is_end); n++, clear += gridDim.x * 512)
-            *(uint4*)(absent + clear) = make_uint4(ABSENT, ABSENT, ABSENT, ABSENT);
-        if (is_end) return;
-    }
-}
-
-// ---- consumer warps ------------------------------------------------------------------------------------------------
 
 // A row of a tile of the task, which one thread adds up: a warp has two tiles, or one of gate and up.
 struct TileRow {
@@ -136,13 +60,7 @@ struct TileRow {
     __device__ __forceinline__ bool exists() const { return row >= 0 && row < int(tile[2].z); }
 };
 
-// What a consumer warp does of a task. Nothing of it lives across tasks: what would, over the calls of bodies, would be
-// spilled.
-struct Consumer {
-    const LaunchParams& params;
-    u8* memory;
-    Clocks& clocks;
-
+struct Consumer : TaskRunner {
     __device__ __forceinline__ Activations& x() const { return *(Activations*)(memory + RING_BYTES); }
 
     // The task's input to shared memory, as soon as it is there. No warp reads the input before any more.
@@ -198,7 +116,7 @@ struct Consumer {
     __device__ __forceinline__ void load_terms(TileRow& row) const {
         if (!row.exists()) return;
         row.factor = __ldg(row.factors() + row.row);
-        if (row.residual_at()) row.residual = exchange_load(residual_of(row));
+        if (row.residual_at()) row.residual = load_relaxed(residual_of(row));
     }
     __device__ __forceinline__ const u32* residual_of(const TileRow& row) const {
         const u64 at = row.residual_at();
@@ -236,7 +154,7 @@ struct Consumer {
             if (row.residual_at())
                 poll_until(EXCHANGE_REASON, [&] {
                     if (residual != ABSENT) return true;
-                    residual = exchange_load(residual_of(row));
+                    residual = load_relaxed(residual_of(row));
                     return residual != ABSENT;
                 });
             const u32 value = __float_as_uint(__uint_as_float(residual) + sum * row.factor);
@@ -323,12 +241,7 @@ struct Consumer {
     // A task that is the function of a separate kernel.
     __device__ __forceinline__ void body(const Task& task) const {
         const u64* w = task.words;
-        if (threadIdx.x == 0) {
-            block_storage.wait_counter = task.wait < 0 ? nullptr : params.counters + task.wait * COUNTER_STRIDE;
-            block_storage.wait_value = task.wait_value;
-            task_block = {task.first, 0};
-        }
-        consumer_sync();
+        begin_body(task, {task.first, 0, 0});
         const int warp = warp_index();
 #define AT(i, T) ((T)w[i])
 #define FLOAT_AT(i) __uint_as_float(u32(w[i]))
@@ -352,15 +265,13 @@ struct Consumer {
             attention::attn_combine_splits(AT(0, const Step*), AT(1, const float*), AT(2, const float*),
                                            AT(3, const float*), int(w[4]), RowOutput{AT(5, float*), AT(6, void*)});
 #endif
+        leave_workspace(task);
         consumer_sync();
-        if (threadIdx.x == 0 && task.raise >= 0) counter_raise(params.counters + task.raise * COUNTER_STRIDE);
-#if ATTENTION
-        if (task.kind == TASK_ATTENTION) refill();
-#endif
+        refill(task);
     }
 
 #if ATTENTION
-    // Works in the first rings: what they had before is summed, and nothing more is loaded until this is done.
+    // Works in the first rings.
     __device__ __forceinline__ void attend(const Task& task, int warp) const {
         const u64* w = task.words;
         if (warp < (ATTENTION == 2 ? 12 : 8))
@@ -369,102 +280,7 @@ struct Consumer {
                                         attention::Plane{AT(4, u8*), AT(5, u16*)},
                                         attention::PageTable{AT(6, const int*), int(w[7]), int(w[7] >> 32)},
                                         FLOAT_AT(8), AT(9, float*), int(w[10]));
-#if HAS_SM90
-        // Bulk copies into this memory follow.
-        fence_proxy_async();
-#endif
-    }
-    // Fills the rings again.
-    __device__ __forceinline__ void refill() const {
-        Ring ring;
-        ring.resume();
-        ring.take();
-        if (ring.what != LOAD_WORKSPACE) return;
-        ring.at++;
-        ring.take();
-        ring.fill(memory, policy_evict_first());
-        ring.leave();
     }
 #endif
 };
-
-__device__ __forceinline__ void consume_all(const LaunchParams& params, u8* memory, Clocks& clocks) {
-    const Consumer consumer = {params, memory, clocks};
-    const int warp = warp_index();
-    const BlockLists& lists = params.lists[blockIdx.x];
-    if (threadIdx.x % 32 == 0)
-        block_storage.warps[warp] = {params.sums + lists.sums[warp], params.loads + lists.loads[warp], 0, 0, 0};
-    __syncwarp();
-    {
-        Ring ring;
-        ring.resume();
-        ring.take();
-        ring.fill(memory, policy_evict_first());
-        ring.leave();
-        __syncwarp();
-    }
-#pragma unroll 1
-    for (int i = 0;; i++) {
-        const int slot = i % TASK_SLOTS;
-        mbarrier_wait(shared_address(block_storage.task_full + slot), i / TASK_SLOTS & 1);
-        const Task& task = block_storage.tasks[slot];
-        if (task.kind == TASK_END) return;
-        clocks.begin();
-        if (task.kind == TASK_GEMV)
-            consumer.gemv(task);
-        else if (task.kind == TASK_GEMV_F32)
-            consumer.gemv_f32(task);
-        else
-            consumer.body(task);
-        __syncwarp();
-        clocks.end(task, i);
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(block_storage.task_empty + slot));
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
-    one_launch(const __grid_constant__ LaunchParams params) {
-    extern __shared__ __align__(1024) u8 memory[];
-    // Behind the counters: blocks that left, the error, the set of this launch.
-    u32 *left = params.counters + params.n_counters * COUNTER_STRIDE, *error = left + COUNTER_STRIDE,
-        *set = error + COUNTER_STRIDE;
-    if (threadIdx.x < CONSUMER_WARPS)
-        for (int i = 0; i < RING_SLOTS; i++) mbarrier_init(shared_address(block_storage.full[threadIdx.x] + i), 1);
-    if (threadIdx.x >= 32 && threadIdx.x < 32 + TASK_SLOTS) {
-        mbarrier_init(shared_address(block_storage.task_full + threadIdx.x - 32), 1);
-        mbarrier_init(shared_address(block_storage.task_empty + threadIdx.x - 32), CONSUMER_WARPS);
-    }
-    if (threadIdx.x == 0) {
-        block_storage.error = error;
-        block_storage.is_aborted = 0;
-    }
-#if HAS_SM90
-    fence_mbarrier_init();
-#endif
-    const u32 this_set = *(volatile u32*)set & 1;
-    if (threadIdx.x == 0) block_storage.exchanged = params.exchange + size_t(this_set) * params.exchange_bytes;
-    __syncthreads();
-    const int warp = warp_index();
-    Clocks clocks;
-    if (warp == CONSUMER_WARPS)
-        copy_tasks(params, this_set);
-    else
-        consume_all(params, memory, clocks);
-    // The last block to leave gives the status and clears the counters: no block waits any more.
-    __syncthreads();
-    __shared__ int is_last;
-    if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = atomicAdd(left, 1u) == gridDim.x - 1;
-        __threadfence();
-        if (is_last) {
-            *params.status = atomicAdd(error, 0u);
-            *set = this_set ^ 1;
-            print_clocks();
-        }
-    }
-    __syncthreads();
-    if (is_last)
-        for (int i = threadIdx.x; i < params.n_counters + 2; i += LAUNCH_THREADS)
-            params.counters[i * COUNTER_STRIDE] = 0;
-}
+#include "one_launch/entry.cuh"

@@ -4,23 +4,10 @@
 //
 // sm_90 loads by bulk copies, one lane for the warp; `full` of a slot completes when they have landed. Others load by
 // cp.async, all lanes, one group a unit: waiting for all groups but the last RING_SLOTS - 1 is waiting for the unit.
-// Needs: RING_SLOTS, SLOT_BYTES (a unit of any kind) and what exchange.cuh needs.
+// Needs: RING_SLOTS, SLOT_BYTES (a unit of any kind) and the defines of waits.cuh.
 #pragma once
 #include "gemm/gemv_tile.cuh"
-#include "one_launch/exchange.cuh"
-
-// ---- counters ------------------------------------------------------------------------------------------------------
-
-// Waits until the counter is at least `value`; by one thread, before a barrier of those that read what it guards.
-__device__ __forceinline__ void counter_wait(const u32* counter, u32 value, u32 reason) {
-    poll_until(reason, [&] { return exchange_load(counter) >= value; });
-    // Once, not with every load: it empties L1.
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
-// Adds 1 to the counter, after all that the thread has seen written.
-__device__ __forceinline__ void counter_raise(u32* counter) {
-    asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-}
+#include "one_launch/waits.cuh"
 
 // ---- rings ---------------------------------------------------------------------------------------------------------
 

@@ -11,14 +11,18 @@
 #define TASK_END 0
 #define TASK_GEMV 1       // tiles of packed matrices, or of gate and up
 #define TASK_GEMV_F32 2   // `count` rows of an f32 matrix from row `first` on, at most 8
-#define TASK_DELTA 3      // value head `first` of the gated delta rule
+#define TASK_DELTA 3      // value head `first` of the gated delta rule; several rows: block `first` of the tree's
 #define TASK_APPEND 4     // heads 4 `first` .. + 12: norm, RoPE, append to the KV cache
 #define TASK_ATTENTION 5  // the block's share of decode attention; `first` is the block
 #define TASK_COMBINE 6    // values 256 `first` .. + 256 of the combined KV splits
+// Of several rows only; `count` is the row here and in TASK_APPEND and TASK_COMBINE.
+#define TASK_GATED_NORM 7  // values 1024 `first` .. + 256 for each consumer warp
 
-#define FLAG_NORM 1        // the input is an f32 row to be normed
-#define FLAG_SWIGLU 2      // two matrices, gate and up
-#define FLAG_KEEP_INPUT 4  // the input of the block's task before
+#define FLAG_NORM 1         // the input is an f32 row to be normed
+#define FLAG_SWIGLU 2       // two matrices, gate and up
+#define FLAG_KEEP_INPUT 4   // the input of the block's task before
+#define FLAG_LOGITS_ROWS 8  // the input is made of the rows whose logits are asked for
+#define FLAG_F32_INPUT 16   // the input is normed in f32 too
 
 #define MAX_CONSUMER_WARPS 16
 #define COUNTER_STRIDE 32  // words between counters
@@ -29,8 +33,8 @@
 struct Task {
     int kind, first, count;
     int wait, wait_value, raise;  // counters, -1 for none
-    u32 flags;                    // and from bit 16 on the phase: the number of the launch
-    u32 exchanged;                // bit i: words[i] is an offset in the exchanged rows of this launch
+    u32 flags;      // from bit 8 on warps in whose rings it works, from bit 16 on the number of the launch
+    u32 exchanged;  // bit i: words[i] is an offset in the exchanged rows of this launch
     // TASK_GEMV and TASK_GEMV_F32: GemvOperands, F32Operands; else the arguments of the separate kernel, 8 bytes each
     u64 words[28];
 };

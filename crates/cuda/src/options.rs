@@ -46,7 +46,7 @@ pub struct Options {
     /// How long a shard of a tensor split waits for the other's sums before its GPU is lost, for
     /// tests; `None` for 20 s.
     pub shard_watchdog: Option<Duration>,
-    /// Whether steps of one row of small models are one persistent launch.
+    /// Whether steps of one sequence of small models, of up to 16 rows, are one persistent launch.
     pub one_launch: OneLaunch,
     /// Plan as if all memory were free: for a GPU that is not in this machine.
     pub assume_free: bool,
@@ -54,8 +54,9 @@ pub struct Options {
     pub compile: compile::Options,
 }
 
-/// Whether decode steps of one row run as one persistent launch (`one_launch/one_launch.cu`) where
-/// the model has one. A token's bits are the same either way.
+/// Whether decode steps of one sequence run as one persistent launch where the model has one: of
+/// one row (`one_launch/one_launch.cu`), and of 2 to 16 nodes (`one_launch/several_rows.cu`). A
+/// token's bits are the same either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OneLaunch {
     /// Where it has been measured to be faster: small models without an MTP head, and without a
@@ -63,9 +64,9 @@ pub enum OneLaunch {
     /// overlap.
     #[default]
     Auto,
-    /// Wherever there is one for a whole model: for all layers and the LM head, or up to the first
-    /// launch that it does not have. It is made of the launches of single GEMMs, so layers are not
-    /// fused then.
+    /// Wherever there is one: for all layers and the LM head, or in steps of one row up to the
+    /// first launch that it does not have. It is made of the launches of single GEMMs, so layers
+    /// are not fused then.
     On,
     /// The same; one launch prints where its time goes.
     Clocks,

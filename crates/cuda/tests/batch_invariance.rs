@@ -382,9 +382,16 @@ fn logits_row_bits_do_not_depend_on_the_batch_width() {
     }
 }
 
-/// Rows of greedy decoding after prompts of 70 and 500 tokens, of the first layers of the 0.8B up
-/// to one past its first attention layer. `None` without a GPU.
-fn greedy_rows(types: &str, one_launch: OneLaunch, eager: bool) -> Option<Vec<LogitsRow>> {
+/// The first layers of the 0.8B up to one past its first attention layer.
+struct FirstLayers {
+    runner: Box<dyn Runner>,
+    vocab: usize,
+    /// The files of its kernels.
+    files: Vec<&'static str>,
+}
+
+/// `None` without a GPU.
+fn open_first_layers(types: &str, one_launch: OneLaunch, eager: bool) -> Option<FirstLayers> {
     let loaded = SynthSpec::parse(&format!("qwen3.5-0.8b:{types}")).unwrap();
     let loaded = loaded.load().unwrap();
     let mut spec = (*loaded.spec).clone();
@@ -400,7 +407,7 @@ fn greedy_rows(types: &str, one_launch: OneLaunch, eager: bool) -> Option<Vec<Lo
         kv: Q8_0_KV,
         limits: Limits {
             sequences: 2,
-            tree_nodes: 1,
+            tree_nodes: 16,
             ..LIMITS
         },
     };
@@ -410,30 +417,67 @@ fn greedy_rows(types: &str, one_launch: OneLaunch, eager: bool) -> Option<Vec<Lo
         ..Options::default()
     })?;
     let units = device.backend.units(&config).unwrap();
-    let is_one = |unit: &cuda::launch::CompileUnit| unit.file == "one_launch/one_launch.cu";
-    assert_eq!(
-        units.iter().any(is_one),
-        one_launch == OneLaunch::On,
-        "{types}"
-    );
-    let mut runner = device.backend.open(config, &mut |_| {}).unwrap();
-    let mut rows = Vec::new();
-    let ask = LogitsRequest::full();
-    for (prompt, steps) in [(70, 64), (500, 16)] {
-        let seq = runner.open(600).unwrap();
-        for chunk in text(vocab, prompt, steps).chunks(192) {
-            runner.prefill(seq, chunk, &[]).unwrap();
+    let files: Vec<&'static str> = units.iter().map(|unit| unit.file).collect();
+    let has_one = files.contains(&"one_launch/one_launch.cu");
+    assert_eq!(has_one, one_launch == OneLaunch::On, "{types}");
+    Some(FirstLayers {
+        runner: device.backend.open(config, &mut |_| {}).unwrap(),
+        vocab,
+        files,
+    })
+}
+
+impl FirstLayers {
+    /// A sequence that has read `n` tokens.
+    fn read(&mut self, n: usize, seed: usize) -> SeqId {
+        let seq = self.runner.open(600).unwrap();
+        for chunk in text(self.vocab, n, seed).chunks(192) {
+            self.runner.prefill(seq, chunk, &[]).unwrap();
         }
-        let mut token = TokenId(11);
-        for _ in 0..steps {
-            let row = feed(&mut *runner, seq, (token, &ask));
-            let best = (0..row.raw.len()).max_by(|a, b| row.raw[*a].total_cmp(&row.raw[*b]));
-            token = TokenId(best.unwrap() as u32);
-            rows.push(row);
-        }
-        runner.close(seq);
+        seq
     }
-    Some(rows)
+
+    /// Rows of greedy decoding after prompts of 70 and 500 tokens.
+    fn greedy_rows(&mut self) -> Vec<LogitsRow> {
+        let mut rows = Vec::new();
+        let ask = LogitsRequest::full();
+        for (prompt, steps) in [(70, 64), (500, 16)] {
+            let seq = self.read(prompt, steps);
+            let mut token = TokenId(11);
+            for _ in 0..steps {
+                let row = feed(&mut *self.runner, seq, (token, &ask));
+                let best = (0..row.raw.len()).max_by(|a, b| row.raw[*a].total_cmp(&row.raw[*b]));
+                token = TokenId(best.unwrap() as u32);
+                rows.push(row);
+            }
+            self.runner.close(seq);
+        }
+        rows
+    }
+
+    /// Rows of the nodes of trees of 2 to 16 nodes after the same prompts. Of each tree the path to
+    /// its last node is committed, or after every third the tree is discarded.
+    fn tree_rows(&mut self) -> Vec<LogitsRow> {
+        let mut random = Random::new(7);
+        let mut rows = Vec::new();
+        let ask = LogitsRequest::full();
+        for prompt in [70, 500] {
+            let seq = self.read(prompt, 16);
+            for n in [2, 8, 5, 16, 3, 9, 1, 7, 12] {
+                let tree = random_tree(&mut random, self.vocab, n);
+                rows.extend(verify(&mut *self.runner, seq, (&tree, &ask)));
+                let path = tree.path_to(tree.nodes().last().unwrap());
+                if n % 3 == 0 {
+                    self.runner.discard(seq).unwrap();
+                } else {
+                    let item = CommitItem { seq, path: &path };
+                    self.runner.commit(&[item]).unwrap();
+                }
+            }
+            self.runner.close(seq);
+        }
+        rows
+    }
 }
 
 #[test]
@@ -445,15 +489,23 @@ fn one_launch_steps_equal_separate_launches() {
         ("q4_k_m", false),
     ] {
         let begun = Instant::now();
-        let Some(separate) = greedy_rows(types, OneLaunch::Off, eager) else {
+        let open = |one_launch| open_first_layers(types, one_launch, eager);
+        let (Some(mut separate), Some(mut one)) = (open(OneLaunch::Off), open(OneLaunch::On))
+        else {
             return;
         };
-        let Some(one) = greedy_rows(types, OneLaunch::On, eager) else {
-            return;
-        };
-        for (i, (one, separate)) in one.iter().zip(&separate).enumerate() {
-            same(&format!("{types}, step {i}"), one, separate);
+        // The kernel of trees is that of attention by mma.
+        if separate.files.contains(&"attention/decode_tree.cu") {
+            assert!(one.files.contains(&"one_launch/several_rows.cu"), "{types}");
         }
-        eprintln!("{types}: {} steps, {:?}", one.len(), begun.elapsed());
+        let plain = ("greedy", separate.greedy_rows(), one.greedy_rows());
+        let trees = ("trees", separate.tree_rows(), one.tree_rows());
+        for (what, separate, one) in [plain, trees] {
+            assert_eq!(one.len(), separate.len());
+            for (i, (one, separate)) in one.iter().zip(&separate).enumerate() {
+                same(&format!("{types}, {what}, row {i}"), one, separate);
+            }
+        }
+        eprintln!("{types}: {:?}", begun.elapsed());
     }
 }

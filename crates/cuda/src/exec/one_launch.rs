@@ -8,10 +8,13 @@ use crate::plan::{PlanKey, STATUS_BYTES};
 impl Engine {
     /// Fails if the step was one persistent launch in which a wait took too long.
     pub(super) fn check_one_launch(&self, key: PlanKey) -> Result<(), DeviceError> {
+        let PlanKey::Step { rows, .. } = key else {
+            return Ok(());
+        };
         if !self.plans.one_launch.contains(&key) {
             return Ok(());
         }
-        let begin = self.plans.reduce.out_bytes(1);
+        let begin = self.plans.reduce.out_bytes(rows);
         let bytes = &self.headers.down.rows.as_slice()[begin..begin + STATUS_BYTES];
         let status = bytes
             .iter()

@@ -174,9 +174,6 @@ pub(crate) struct Addresses {
     pub(crate) mtp_draft: u64,
     /// Reduced rows of the head, `[ROWS]`.
     pub(crate) rows: u64,
-    /// u32 right behind the reduced row of a step of one row: 0, or which wait of its persistent
-    /// launch took too long.
-    pub(crate) one_launch_status: u64,
     /// Lists of a draft, as [`DraftLists`] has them.
     pub(crate) draft_lists: u64,
     /// Residual stream, f32 `[rows][hidden]`.
@@ -214,7 +211,8 @@ pub(crate) struct Plans {
     pub(crate) tables: Vec<(u64, Vec<u8>)>,
     /// Runs to be zeroed once: address and bytes.
     pub(crate) zeroed: [(u64, usize); 6],
-    /// Steps that are one persistent launch, which gives a status behind the reduced row.
+    /// Steps that are one persistent launch, which gives a status behind the reduced rows of its
+    /// bucket: 0, or which wait took too long.
     pub(crate) one_launch: BTreeSet<PlanKey>,
     limits: Limits,
     /// Whether there are short plans for short chunks.
@@ -244,7 +242,7 @@ pub(crate) struct PlanConfig<'a> {
     pub(crate) numerics: Numerics,
     /// Whether small models use the kernels of large ones.
     pub(crate) as_large_model: bool,
-    /// Whether steps of one row are one persistent launch.
+    /// Whether steps of few rows are one persistent launch.
     pub(crate) one_launch: OneLaunch,
     /// Whether each GEMM of a layer is a launch of its own.
     pub(crate) separate_gemms: bool,
@@ -362,7 +360,7 @@ impl Plans {
         let draft_lists =
             draft_spec.map_or(DraftLists::ByDepth, |draft| DraftLists::of(draft, reduce));
         let mtp_bytes = spec.mtp.as_ref().map_or(0, |_| size_of::<MtpStep>());
-        let mut addresses = Addresses {
+        let addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
             draft: scratch.take(size_of::<Step>()),
             all_rows: scratch.take(size_of::<ChunkHead>()),
@@ -385,9 +383,7 @@ impl Plans {
             moe_counter: scratch.take(MOE_COUNTER_BYTES),
             split_k_flags: scratch.take(dequant.split_k_flag_bytes),
             exchange: scratch.take(exchange_bytes),
-            one_launch_status: 0,
         };
-        addresses.one_launch_status = addresses.rows + reduce.out_bytes(1) as u64;
         let of_draft = load_config
             .draft
             .iter()
@@ -489,7 +485,7 @@ impl Plans {
         }
         let arena = usize::try_from(longest - scratch.used()).expect("an arena fits an address");
         scratch.take(arena);
-        let one_launch = one_launch::fuse(plan_config, &addresses, &mut all, scratch);
+        let one_launch = one_launch::fuse(plan_config, (&addresses, reduce), &mut all, scratch);
         tables.extend(one_launch.tables);
         Plans {
             all,

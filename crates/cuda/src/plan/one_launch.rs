@@ -1,4 +1,4 @@
-//! Steps of one row as one persistent launch: the same plan, its launches as tasks.
+//! Steps of few rows as one persistent launch: the same plan, its launches as tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::select::uses_one_launch;
 use super::{Addresses, Plan, PlanConfig, PlanKey};
 use crate::launch::Launch;
+use crate::launch::logits::LogitsReduction;
 use crate::launch::one_launch::{Program, ProgramBuffers};
 use crate::memory::BumpAllocator;
 use crate::options::OneLaunch;
@@ -21,19 +22,25 @@ pub(super) struct OneLaunchPlans {
     pub(super) tables: Vec<(u64, Vec<u8>)>,
 }
 
-/// Whether `run` is all of a step but its embedding and the reduction of its logits, and made of
-/// GEMVs: one launch in place of a part of them has not been measured, and larger models have fused
-/// layers.
-fn is_small_and_whole(launches: &[Launch], run: &Range<usize>) -> bool {
-    let is_gemv = |launch: &Launch| launch.entry == "gemv_batch_1";
-    run.start <= 1 && run.end + 2 >= launches.len() && launches[run.clone()].iter().any(is_gemv)
+/// Whether `run` is all of a step but its embedding and the reduction of its logits: one launch in
+/// place of a part of them has not been measured.
+fn is_whole(launches: &[Launch], run: &Range<usize>) -> bool {
+    run.start <= 1 && run.end + 2 >= launches.len()
 }
 
-/// Replaces the launches of steps of one row by a persistent one, where there is one and it is
-/// selected. Its tables are taken from `scratch`.
+/// Larger models have fused layers.
+fn is_gemv(launch: &Launch) -> bool {
+    launch.entry == "gemv_batch_1"
+}
+
+/// Rows of steps that become one launch: one row, and trees of few rows.
+const MOST_ROWS: usize = 16;
+
+/// Replaces the launches of steps of few rows of one tree by a persistent one, where there is one
+/// and it is selected. Its tables are taken from `scratch`.
 pub(super) fn fuse(
     plan_config: PlanConfig,
-    addresses: &Addresses,
+    (addresses, reduce): (&Addresses, LogitsReduction),
     all: &mut BTreeMap<PlanKey, Plan>,
     scratch: &mut BumpAllocator,
 ) -> OneLaunchPlans {
@@ -43,40 +50,51 @@ pub(super) fn fuse(
         return fused;
     }
     for (key, plan) in all {
-        if !matches!(key, PlanKey::Step { rows: 1, .. }) {
-            continue;
-        }
-        let Some(run) = Program::run_of(&plan.launches) else {
+        let PlanKey::Step { rows, trees: 1, .. } = *key else {
             continue;
         };
-        if plan_config.one_launch == OneLaunch::Auto && !is_small_and_whole(&plan.launches, &run) {
+        if rows > MOST_ROWS {
             continue;
         }
-        let Some(mut program) = Program::of(plan_config.gpu, &plan.launches[run.clone()]) else {
+        let Some(run) = Program::run_of(&plan.launches, rows) else {
+            continue;
+        };
+        let whole = is_whole(&plan.launches, &run);
+        let takes_part = rows == 1 && plan_config.one_launch != OneLaunch::Auto;
+        // Keys come in the order of their rows, so those of one row are known.
+        let is_small = if rows == 1 {
+            plan.launches[run.clone()].iter().any(is_gemv)
+        } else {
+            !fused.keys.is_empty()
+        };
+        if !(takes_part || whole && is_small) {
+            continue;
+        }
+        let Some(mut program) = Program::of(plan_config.gpu, &plan.launches[run.clone()], rows)
+        else {
             continue;
         };
         if plan_config.one_launch == OneLaunch::Clocks {
             program.print_clocks();
         }
         let table = program.table();
-        let exchanged = 2 * program.exchange_bytes;
         let at = ProgramBuffers {
             table: scratch.take(table.bytes.len()),
             counters: scratch.take(program.counter_bytes()),
-            exchange: scratch.take(exchanged),
-            status: addresses.one_launch_status,
+            work: scratch.take(program.work_bytes()),
+            status: addresses.rows + reduce.out_bytes(rows) as u64,
         };
         let launch = program.launch(&table, at);
         fused.tables.extend([
             (at.table, table.bytes),
             (at.counters, vec![0; program.counter_bytes()]),
-            (at.exchange, vec![0xff; exchanged]),
+            (at.work, vec![0xff; program.work_bytes()]),
         ]);
         let end = run.start + 1;
         // All layers end with the launch; nothing that waits for single layers runs in steps.
         plan.layer_ends.iter_mut().for_each(|layer| *layer = end);
         plan.launches.splice(run, [launch]);
-        plan.note("one_launch/one_launch.cu", selected.reason);
+        plan.note(program.file(), selected.reason);
         fused.keys.insert(*key);
     }
     fused

@@ -134,10 +134,10 @@ pub struct DeviceArgs {
         value_enum
     )]
     pub numerics: Option<NumericsArg>,
-    /// Run decode steps of one row of small models as one persistent launch: `on`, `off`, `clocks`
-    /// (`on`; the GPU prints where the time of one launch goes), or `auto`: before compute
-    /// capability 9.0, without an MTP head and without a draft that reads the model's layers, where
-    /// it has been measured to be faster. A token's bits are the same.
+    /// Run decode steps of small models, of one sequence and up to 16 rows, as one persistent
+    /// launch: `on`, `off`, `clocks` (`on`; the GPU prints where the time of one launch goes), or
+    /// `auto`: before compute capability 9.0, without an MTP head and without a draft that reads
+    /// the model's layers, where it has been measured to be faster. A token's bits are the same.
     #[arg(
         long,
         env = "HEARTH_ONE_LAUNCH",
@@ -174,7 +174,7 @@ pub enum SplitModeArg {
     Tensor,
 }
 
-/// Whether steps of one row run as one persistent launch.
+/// Whether steps of few rows run as one persistent launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OneLaunchArg {
     /// Where it has been measured to be faster.

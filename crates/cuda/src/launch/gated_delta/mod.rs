@@ -19,6 +19,7 @@ mod wy_tree_sm90;
 pub use decode::{GatedDeltaKernel, commit, verify, verify_scratch_bytes};
 pub use gated_norm::{GatedDeltaRows, GatedNormOutput};
 pub use prefill::{ChunkScanKernel, prefill, prefill_scratch_bytes};
+pub(in crate::launch) use recurrent::recurrent_storage_bytes;
 pub use wy_tree_sm90::wy_tree_sm90_fits;
 
 /// Width of a key and of a value head.

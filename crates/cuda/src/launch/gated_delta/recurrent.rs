@@ -66,22 +66,13 @@ impl RecurrentTiling {
         tiling
     }
 
-    /// Value columns that a block has.
-    fn columns(self) -> usize {
-        DIM / BLOCKS_PER_HEAD * self.heads
-    }
-
     /// Bytes of a block's part of a spilled state.
     fn spill_bytes(self) -> usize {
-        4 * 16 * STATE_THREADS * self.heads
+        block_spill_bytes(self.heads)
     }
 
-    /// Bytes of `SharedStorage` in `kernels/gated_delta/decode_recurrent.cu`.
     fn storage_bytes(self) -> usize {
-        // Keys, queries, v, gates and their product, to whole 16 bytes.
-        let node = 4 * (2 * DIM + self.columns() + (2 * self.heads + 1).next_multiple_of(4));
-        let bytes = (node + 20) * self.nodes + 16 * self.columns() + 12;
-        bytes.next_multiple_of(16) + self.shared_spills * self.spill_bytes()
+        recurrent_storage_bytes(self.nodes, self.heads, self.shared_spills)
     }
 
     /// Dynamic shared memory of a block, in bytes.
@@ -105,6 +96,25 @@ impl RecurrentTiling {
             .define("WARPS", self.warps)
             .define("BLOCKS_PER_SM", self.blocks)
     }
+}
+
+/// Bytes of a spilled state of a block with columns of `heads` heads.
+fn block_spill_bytes(heads: usize) -> usize {
+    4 * 16 * STATE_THREADS * heads
+}
+
+/// Bytes of `SharedStorage` in `kernels/gated_delta/decode_recurrent.cu` for `nodes` nodes and
+/// columns of `heads` value heads, where it spills `shared_spills` states.
+pub(in crate::launch) fn recurrent_storage_bytes(
+    nodes: usize,
+    heads: usize,
+    shared_spills: usize,
+) -> usize {
+    let columns = DIM / BLOCKS_PER_HEAD * heads;
+    // Keys, queries, v, gates and their product, to whole 16 bytes.
+    let node = 4 * (2 * DIM + columns + (2 * heads + 1).next_multiple_of(4));
+    let bytes = (node + 20) * nodes + 16 * columns + 12;
+    bytes.next_multiple_of(16) + shared_spills * block_spill_bytes(heads)
 }
 
 /// Bytes of the states that [`recurrent_tree`] spills beyond shared memory. Need not be zeroed.

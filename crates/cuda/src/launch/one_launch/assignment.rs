@@ -127,21 +127,21 @@ impl Placed<'_> {
 pub(super) struct BlockShape {
     /// Consumer warps.
     pub(super) warps: usize,
-    /// Those in whose rings attention works.
-    pub(super) workspace_warps: usize,
+    /// Bytes of the ring of each.
+    pub(super) ring_bytes: usize,
     /// Partial sums of a task at most.
     pub(super) sums: usize,
 }
 
 pub(super) struct Assignment {
-    blocks: Vec<BlockList>,
+    pub(super) blocks: Vec<BlockList>,
     exchange: Exchange,
-    shape: BlockShape,
+    pub(super) shape: BlockShape,
     /// Bytes that each block has loaded.
-    loaded: Vec<usize>,
+    pub(super) loaded: Vec<usize>,
     /// The phase before and its tasks.
-    before: Option<(usize, usize)>,
-    phase: usize,
+    pub(super) before: Option<(usize, usize)>,
+    pub(super) phase: usize,
 }
 
 impl Assignment {
@@ -161,21 +161,34 @@ impl Assignment {
         (self.blocks, self.exchange.bytes())
     }
 
-    /// Adds a phase.
-    pub(super) fn push(&mut self, operation: &Operation) {
+    pub(super) fn begin_phase(&mut self) {
         for block in &mut self.blocks {
             block.units.iter_mut().for_each(|units| units.0 = 0);
         }
-        let tasks = match operation {
-            Operation::Gemv(gemv) => self.gemv(operation, gemv),
-            Operation::Body(body) => self.body(operation, body),
-        };
+    }
+
+    pub(super) fn end_phase(&mut self, tasks: usize) {
         self.before = Some((self.phase, tasks));
         self.phase += 1;
     }
 
+    /// Adds a phase of one row.
+    pub(super) fn push(&mut self, operation: &Operation) {
+        self.begin_phase();
+        let tasks = match operation {
+            Operation::Gemv(gemv) => self.gemv(operation, gemv),
+            Operation::Body(body) => self.body(operation, body),
+        };
+        self.end_phase(tasks);
+    }
+
     /// A task with operands, each exchanged or not.
-    fn task(&self, kind: TaskKind, (first, count): (usize, usize), words: &[At]) -> Task {
+    pub(super) fn task(
+        &self,
+        kind: TaskKind,
+        (first, count): (usize, usize),
+        words: &[At],
+    ) -> Task {
         let bits = words.iter().enumerate().map(|(i, word)| word.bit(i));
         Task {
             kind,
@@ -192,7 +205,7 @@ impl Assignment {
     }
 
     /// How many of `n` equal parts of `bytes` bytes each block takes.
-    fn take(&mut self, n: usize, bytes: usize) -> Vec<usize> {
+    pub(super) fn take(&mut self, n: usize, bytes: usize) -> Vec<usize> {
         let loaded = self.loaded.iter().enumerate();
         let mut least: BinaryHeap<_> = loaded
             .map(|(block, bytes)| Reverse((*bytes, block)))
@@ -212,7 +225,7 @@ impl Assignment {
     }
 
     /// Adds a task to a block, whose earlier task of the phase has the same input.
-    fn add(&mut self, block: usize, mut task: Task) {
+    pub(super) fn add(&mut self, block: usize, mut task: Task) {
         let same = |before: &Task| before.phase == task.phase;
         if self.blocks[block].tasks.last().is_some_and(same) {
             task.flags |= flag::KEEP_INPUT;
@@ -277,7 +290,7 @@ impl Assignment {
 
     /// How many of `n` tiles each block takes: equally many, and the others where the fewest bytes
     /// were loaded.
-    fn share(&self, n: usize) -> Vec<usize> {
+    pub(super) fn share(&self, n: usize) -> Vec<usize> {
         let mut taken = vec![n / self.blocks.len(); self.blocks.len()];
         let mut blocks: Vec<usize> = (0..self.blocks.len()).collect();
         blocks.sort_by_key(|block| self.loaded[*block]);
@@ -318,19 +331,36 @@ impl Assignment {
                 }
                 let mut task = self.task(TaskKind::Gemv, (0, 0), &words);
                 debug_assert_eq!(task.words.len(), GEMV_PARTS_WORD);
-                let counts = self.blocks[block].add_parts(parts);
-                for counts in counts.chunks(4) {
-                    let halves = counts.iter().rev();
-                    task.words
-                        .push(halves.fold(0, |word, n| word << 16 | *n as u64));
-                }
                 task.flags = gemv.flags;
                 task.tiles = tiles;
+                self.add_parts(block, &mut task, parts);
                 self.add(block, task);
                 tasks += 1;
             }
         }
         tasks
+    }
+
+    /// Gives the parts of a task of packed matrices to the warps of a block, and writes their
+    /// counts.
+    pub(super) fn add_parts(&mut self, block: usize, task: &mut Task, parts: Vec<TilePart>) {
+        let counts = self.blocks[block].add_parts(parts);
+        for counts in counts.chunks(4) {
+            let halves = counts.iter().rev();
+            let word = halves.fold(0, |word, n| word << 16 | *n as u64);
+            task.words.push(word);
+        }
+    }
+
+    /// Adds a task that works in the first `bytes` bytes of the block's rings.
+    pub(super) fn add_with_workspace(&mut self, block: usize, mut task: Task, bytes: usize) {
+        let warps = bytes.div_ceil(self.shape.ring_bytes.max(1));
+        let warps = warps.min(self.shape.warps);
+        task.flags |= (warps as u32) << flag::WORKSPACE_SHIFT;
+        let list = &mut self.blocks[block];
+        list.tasks.push(task);
+        let loads = list.loads.iter_mut().take(warps);
+        loads.for_each(|loads| loads.push(Load::Workspace));
     }
 
     fn body(&mut self, operation: &Operation, body: &Body) -> usize {
@@ -356,17 +386,16 @@ impl Assignment {
             TaskKind::Combine => (self.before, None),
             _ => (None, None),
         };
+        // Other bodies have memory of their own.
+        let workspace = if body.tasks == 0 { body.workspace } else { 0 };
         let add = |assignment: &mut Assignment, block: usize, first: usize| {
             let mut task = assignment.task(body.kind, (first, 1), &words);
             (task.wait, task.raise) = (wait, raise);
-            assignment.blocks[block].tasks.push(task);
+            assignment.add_with_workspace(block, task, workspace);
         };
         if body.tasks == 0 {
             for block in 0..blocks {
                 add(self, block, block);
-                for loads in &mut self.blocks[block].loads[..self.shape.workspace_warps] {
-                    loads.push(Load::Workspace);
-                }
             }
             return blocks;
         }

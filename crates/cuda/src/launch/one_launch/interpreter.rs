@@ -44,6 +44,7 @@ pub(super) struct TableTask {
     pub(super) wait: Option<(usize, usize)>,
     pub(super) raise: Option<usize>,
     pub(super) flags: u32,
+    pub(super) phase: u32,
     pub(super) exchanged: u32,
     pub(super) words: Vec<u64>,
     pub(super) parts: Vec<TablePart>,
@@ -79,16 +80,13 @@ struct WarpParts<'a> {
     table: &'a Table,
     load: usize,
     sum: usize,
-    is_in_workspace: bool,
 }
 
 impl WarpParts<'_> {
     fn skip_workspace(&mut self) {
         let at = self.table.loads + self.load * LOAD_BYTES;
-        if u16_at(&self.table.bytes, at + 22) == 2 {
-            self.is_in_workspace = true;
-            self.load += 1;
-        }
+        assert_eq!(u16_at(&self.table.bytes, at + 22), 2, "loading waits");
+        self.load += 1;
     }
 
     fn take(&mut self) -> TablePart {
@@ -146,7 +144,6 @@ fn block_list(table: &Table, block: usize, n_warps: usize) -> Vec<TableTask> {
             table,
             load: begin(1 + warp),
             sum: begin(1 + MAX_CONSUMER_WARPS + warp),
-            is_in_workspace: false,
         })
         .collect();
     let mut tasks = Vec::new();
@@ -159,6 +156,7 @@ fn block_list(table: &Table, block: usize, n_warps: usize) -> Vec<TableTask> {
             4 => TaskKind::Append,
             5 => TaskKind::Attention,
             6 => TaskKind::Combine,
+            7 => TaskKind::GatedNorm,
             other => panic!("a task of kind {other}"),
         };
         let counter = |at| {
@@ -166,8 +164,11 @@ fn block_list(table: &Table, block: usize, n_warps: usize) -> Vec<TableTask> {
             (value != u32::MAX).then_some(value as usize)
         };
         let (mut parts, mut tiles) = (Vec::new(), Vec::new());
-        if kind == TaskKind::Attention {
-            warps.iter_mut().for_each(WarpParts::skip_workspace);
+        let wait = counter(at + 12).map(|counter| (counter, u32_at(bytes, at + 16) as usize));
+        let flags = u32_at(bytes, at + 24);
+        let workspace_warps = flags >> flag::WORKSPACE_SHIFT & 0xff;
+        for warp in warps.iter_mut().take(workspace_warps as usize) {
+            warp.skip_workspace();
         }
         if kind == TaskKind::Gemv {
             for (warp, list) in warps.iter_mut().enumerate() {
@@ -183,9 +184,10 @@ fn block_list(table: &Table, block: usize, n_warps: usize) -> Vec<TableTask> {
             kind,
             first: u64::from(u32_at(bytes, at + 4)),
             count: u64::from(u32_at(bytes, at + 8)),
-            wait: counter(at + 12).map(|counter| (counter, u32_at(bytes, at + 16) as usize)),
+            wait,
             raise: counter(at + 20),
-            flags: u32_at(bytes, at + 24) & 0xffff,
+            flags: flags & 0xff,
+            phase: flags >> 16,
             exchanged: u32_at(bytes, at + 28),
             words: words.map(|word| u64_at(word, 0)).collect(),
             parts,
@@ -252,6 +254,8 @@ impl TableTask {
                 reads.extend(self.row(2, 0, 4 * shapes.kv_heads * shapes.head_dim));
                 reads.extend(self.row(3, 0, 4 * shapes.kv_heads * shapes.head_dim));
             }
+            // Of several rows nothing is exchanged.
+            TaskKind::GatedNorm => {}
             TaskKind::Attention => {}
             TaskKind::Combine => {
                 reads.extend(self.row(1, 0, 8 * shapes.heads * shapes.head_dim));
@@ -274,11 +278,12 @@ pub(super) enum Turns {
 }
 
 /// Runs the lists: a task runs when the rows that it reads are there and its counter has its value.
-/// Fails if a word is written twice, or with the blocks that wait for ever.
+/// Fails if a word is written twice, or with the blocks that wait for ever. Without shapes only
+/// counters order tasks, as in steps of several rows.
 pub(super) fn run(
     lists: &[Vec<TableTask>],
     counters: usize,
-    shapes: &MixerShapes,
+    shapes: Option<&MixerShapes>,
     turns: Turns,
 ) -> Result<(), String> {
     let mut values = vec![0; counters];
@@ -293,7 +298,8 @@ pub(super) fn run(
             };
             while let Some(task) = lists[block].get(next[block]) {
                 let is_counted = |(counter, value): (usize, usize)| values[counter] >= value;
-                let [reads, writes] = task.accesses(shapes);
+                let [reads, writes] =
+                    shapes.map_or_else(Default::default, |shapes| task.accesses(shapes));
                 let mut granules = reads
                     .iter()
                     .flat_map(|range| range.start / GRANULE..range.end.div_ceil(GRANULE));

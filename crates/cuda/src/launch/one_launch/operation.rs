@@ -1,6 +1,7 @@
 //! What a launch of a plan is in the persistent launch.
 
 use super::task::{TaskKind, TilePart, flag};
+use crate::launch::attention::tree_fixed_bytes;
 use crate::launch::gemm::gemv::block_of;
 use crate::launch::gemm::small_batch::MAX_MATRICES;
 use crate::launch::gemm::words::pair;
@@ -17,7 +18,7 @@ const F32_MATRIX_WORDS: usize = 4;
 /// the ring has the memory otherwise.
 const TREE_STAGES: usize = 2;
 
-/// A launch of `gemm/gemv.cu`.
+/// A launch of `gemm/gemv.cu`, or of `gemm/decode_gemm_small_batch.cu`.
 #[derive(Debug, Clone)]
 pub(super) struct Gemv {
     /// Packed matrices; gate and up are one entry.
@@ -27,8 +28,27 @@ pub(super) struct Gemv {
     pub(super) flags: u32,
     /// Values of the input row.
     pub(super) columns: usize,
+    /// Of several rows: bytes from 64 values of all rows to the next.
+    pub(super) chunk_stride: usize,
+    /// Of several rows: the norm that gives the input.
+    pub(super) norm: Option<RowsNorm>,
     /// Partial sums of a tile at most, of gate and up together.
     pub(super) parts: usize,
+}
+
+/// A launch of `norm/rms_norm.cu` of several rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RowsNorm {
+    /// Addresses of the header, of the rows and of the weights, and epsilon as bits.
+    pub(super) header: u64,
+    pub(super) x: u64,
+    pub(super) weight: u64,
+    pub(super) eps: u64,
+    /// Where it puts the rows in f32 and in f16.
+    pub(super) f32: u64,
+    pub(super) f16: u64,
+    /// [`flag::LOGITS_ROWS`] if it takes the rows whose logits are asked for.
+    pub(super) flags: u32,
 }
 
 impl Gemv {
@@ -43,6 +63,8 @@ pub(super) struct Matrix {
     pub(super) weights: u64,
     pub(super) out: u64,
     pub(super) rows: usize,
+    /// Of several rows: values from a row of the output to the next.
+    pub(super) stride: usize,
     pub(super) adds: bool,
     pub(super) kind: usize,
     /// Units along K.
@@ -141,6 +163,8 @@ pub(super) struct Packed {
 #[derive(Debug, Clone)]
 pub(super) struct F32Rows {
     pub(super) rows: usize,
+    /// Of several rows: values from a row of the output to the next.
+    pub(super) stride: usize,
     pub(super) weights: u64,
     pub(super) out: u64,
     pub(super) x: u64,
@@ -155,6 +179,8 @@ pub(super) struct Body {
     pub(super) kind: TaskKind,
     /// Blocks of the launch; 0: as many as there are.
     pub(super) tasks: usize,
+    /// Of several rows: how many times as many, a row or more each.
+    pub(super) rows: usize,
     /// Bytes that a task loads.
     pub(super) bytes: usize,
     /// The arguments.
@@ -170,6 +196,42 @@ pub(super) struct Body {
     pub(super) defines: Vec<(&'static str, String)>,
 }
 
+impl Body {
+    /// A launch of `tasks` blocks, each of which loads `bytes` bytes.
+    pub(super) fn of(kind: TaskKind, tasks: usize, bytes: usize, launch: &Launch) -> Body {
+        Body {
+            kind,
+            tasks,
+            rows: 1,
+            bytes,
+            words: launch.args.as_words().to_vec(),
+            inputs: &[],
+            result: None,
+            workspace: launch.shared as usize,
+            attention: 0,
+            defines: Vec::new(),
+        }
+    }
+
+    /// Attention by `attention/decode_tree.cu` with tiles of `tiles` times 16 queries, as few
+    /// stages as it works with.
+    pub(super) fn as_tree(&mut self, launch: &Launch, tiles: usize) -> Option<()> {
+        let number = |name| launch.unit.number(name);
+        let (stages, head_dim) = (number("STAGES")?, number("HEAD_DIM")?);
+        let fixed = |tiles| tree_fixed_bytes(tiles, head_dim, number("TREE_PLANS").unwrap_or(0));
+        let stage_bytes = (launch.shared as usize - fixed(number("M16_TILES")?)) / stages;
+        self.workspace = fixed(tiles) + stage_bytes * TREE_STAGES;
+        for (name, value) in &mut self.defines {
+            match *name {
+                "STAGES" => *value = TREE_STAGES.to_string(),
+                "M16_TILES" => *value = tiles.to_string(),
+                _ => {}
+            }
+        }
+        Some(())
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(super) enum Operation {
     Gemv(Gemv),
@@ -181,11 +243,11 @@ fn f16_bytes(values: usize) -> usize {
     2 * values.next_multiple_of(256)
 }
 
-fn low(word: u64) -> usize {
+pub(super) fn low(word: u64) -> usize {
     (word & 0xffff_ffff) as usize
 }
 
-fn high(word: u64) -> usize {
+pub(super) fn high(word: u64) -> usize {
     (word >> 32) as usize
 }
 
@@ -196,7 +258,7 @@ impl CompileUnit {
         found.map(|(_, value)| value.as_str())
     }
 
-    fn number(&self, name: &str) -> Option<usize> {
+    pub(super) fn number(&self, name: &str) -> Option<usize> {
         self.value(name)?.parse().ok()
     }
 }
@@ -236,20 +298,19 @@ impl Operation {
                 _ => (&[], None),
             };
             Some(Operation::Body(Body {
-                kind,
-                tasks,
-                bytes,
-                words: launch.args.as_words().to_vec(),
                 inputs,
                 result,
-                workspace: 0,
-                attention: 0,
                 defines: defines_of(&launch.unit),
+                ..Body::of(kind, tasks, bytes, launch)
             }))
         };
         match (launch.entry, launch.unit.file) {
             ("gemv_batch_1", _) => Some(Operation::Gemv(gemv(launch)?)),
-            ("gemm_small_batch", _) => Some(Operation::Gemv(small_batch(launch)?)),
+            ("gemm_small_batch", _) => {
+                let gemv = small_batch(launch)?;
+                let is_one_row = launch.unit.number("ROWS") == Some(1) && gemv.f32.is_empty();
+                is_one_row.then_some(Operation::Gemv(gemv))
+            }
             // A head's state is [128][128] f32.
             ("gated_delta_row_fused", _) => body(TaskKind::Delta, launch.grid[0] as usize, 1 << 16),
             ("attn_qk_norm_rope_append", _)
@@ -260,7 +321,17 @@ impl Operation {
             (
                 "attn_decode_tree",
                 "attention/decode_tree.cu" | "attention/decode_fixed_splits_sm90.cu",
-            ) => attention(launch, body(TaskKind::Attention, 0, 0)?),
+            ) => {
+                let Operation::Body(mut body) = body(TaskKind::Attention, 0, 0)? else {
+                    return None;
+                };
+                body.attention = 2;
+                if launch.unit.file == "attention/decode_tree.cu" {
+                    body.attention = 1;
+                    body.as_tree(launch, launch.unit.number("M16_TILES")?)?;
+                }
+                Some(Operation::Body(body))
+            }
             ("attn_combine_splits", _) if launch.grid[1] == 1 => {
                 body(TaskKind::Combine, launch.grid[0] as usize, 1 << 14)
             }
@@ -290,29 +361,6 @@ fn defines_of(unit: &CompileUnit) -> Vec<(&'static str, String)> {
     unit.defines.iter().filter_map(named).collect()
 }
 
-fn attention(launch: &Launch, operation: Operation) -> Option<Operation> {
-    let Operation::Body(mut body) = operation else {
-        return None;
-    };
-    body.workspace = launch.shared as usize;
-    body.attention = 2;
-    if launch.unit.file == "attention/decode_tree.cu" {
-        body.attention = 1;
-        let (stages, tiles) = (
-            launch.unit.number("STAGES")?,
-            launch.unit.number("M16_TILES")?,
-        );
-        let head_dim = launch.unit.number("HEAD_DIM")?;
-        let tree_plans = launch.unit.number("TREE_PLANS").unwrap_or(0);
-        let fixed = crate::launch::attention::tree_fixed_bytes(tiles, head_dim, tree_plans);
-        body.workspace = fixed + (body.workspace - fixed) / stages * TREE_STAGES;
-        let mut defines = body.defines.iter_mut();
-        let (_, stages) = defines.find(|(name, _)| *name == "STAGES")?;
-        *stages = TREE_STAGES.to_string();
-    }
-    Some(Operation::Body(body))
-}
-
 fn gemv(launch: &Launch) -> Option<Gemv> {
     let words = launch.args.as_words();
     let (matrices, rest) = words.split_at_checked(MAX_MATRICES * MATRIX_WORDS)?;
@@ -328,6 +376,7 @@ fn gemv(launch: &Launch) -> Option<Gemv> {
         weights: words[0],
         out: words[1],
         rows: low(words[2]),
+        stride: 0,
         adds: high(words[2]) != 0,
         kind: low(words[3]),
         units: high(words[3]),
@@ -357,6 +406,7 @@ fn gemv(launch: &Launch) -> Option<Gemv> {
             let adds = low(matrix[3]) != 0;
             (!adds).then_some(F32Rows {
                 rows: low(matrix[2]),
+                stride: 0,
                 weights: matrix[0],
                 out: matrix[1],
                 x,
@@ -377,26 +427,33 @@ fn gemv(launch: &Launch) -> Option<Gemv> {
         f32,
         flags: (u32::from(is_normed) * flag::NORM) | (u32::from(is_gated) * flag::SWIGLU),
         columns,
+        chunk_stride: 0,
+        norm: None,
         parts: per_entry * high(sizes),
     })
 }
 
-/// A launch of `gemm/decode_gemm_small_batch.cu` over one row, which takes the place of a GEMV
-/// where a tile does not fit shared memory. Bits and weights are those of the GEMV.
-fn small_batch(launch: &Launch) -> Option<Gemv> {
+/// A launch of `gemm/decode_gemm_small_batch.cu`: over one row it takes the place of a GEMV where a
+/// tile does not fit shared memory. Bits and weights are those of the GEMV.
+pub(super) fn small_batch(launch: &Launch) -> Option<Gemv> {
     let unit = &launch.unit;
-    if unit.number("ROWS")? != 1 || unit.number("F32_MATRICES")? != 0 {
-        return None;
-    }
     let words = launch.args.as_words();
     let (matrices, rest) = words.split_at_checked(MAX_MATRICES * SMALL_BATCH_MATRIX_WORDS)?;
-    let &[x, _, counts, ranges] = rest else {
-        return None;
-    };
+    let (&[x, _, counts, ranges], f32_words) = rest.split_first_chunk()?;
     let matrices = matrices.chunks(SMALL_BATCH_MATRIX_WORDS).take(low(counts));
     let (mut packed, mut columns, mut parts) = (Vec::new(), 0, 1);
     for matrix in matrices {
-        let &[weight, out, rows, add_and_kind, units, bytes, costs, _] = matrix else {
+        let &[
+            weight,
+            out,
+            rows_and_stride,
+            add_and_kind,
+            units,
+            bytes,
+            costs,
+            _,
+        ] = matrix
+        else {
             return None;
         };
         let (units, tiles_of_256, tile_bytes) = (low(units), high(units), low(bytes));
@@ -411,7 +468,8 @@ fn small_batch(launch: &Launch) -> Option<Gemv> {
             matrices: vec![Matrix {
                 weights: weight,
                 out,
-                rows: low(rows),
+                rows: low(rows_and_stride),
+                stride: high(rows_and_stride),
                 adds: low(add_and_kind) != 0,
                 kind: high(add_and_kind),
                 units,
@@ -425,11 +483,40 @@ fn small_batch(launch: &Launch) -> Option<Gemv> {
             ranges,
         });
     }
+    let f32 = if unit.number("F32_MATRICES")? == 1 {
+        f32_matrices(f32_words)?
+    } else {
+        Vec::new()
+    };
     Some(Gemv {
         packed,
-        f32: Vec::new(),
+        f32,
         flags: 0,
         columns,
+        chunk_stride: high(counts),
+        norm: None,
         parts,
     })
+}
+
+/// The f32 matrices of such a launch.
+fn f32_matrices(words: &[u64]) -> Option<Vec<F32Rows>> {
+    let (matrices, rest) = words.split_at_checked(MAX_MATRICES * F32_MATRIX_WORDS)?;
+    let &[x, _, counts, _, slice] = rest else {
+        return None;
+    };
+    let matrices = matrices.chunks(F32_MATRIX_WORDS).take(low(counts));
+    let rows = |matrix: &[u64]| {
+        let adds = low(matrix[3]) != 0;
+        (!adds).then_some(F32Rows {
+            rows: low(matrix[2]),
+            stride: high(matrix[2]),
+            weights: matrix[0],
+            out: matrix[1],
+            x,
+            norm: 0,
+            slice_and_eps: slice,
+        })
+    };
+    matrices.map(rows).collect()
 }

@@ -1,10 +1,10 @@
 //! The tasks of consecutive launches, their table and their launch.
 
-use std::collections::BTreeMap;
-
-use super::assignment::{Assignment, BlockList, BlockShape};
+use super::assignment::{Assignment, BlockList};
 use super::exchange::Exchange;
 use super::operation::Operation;
+use super::several_rows;
+use super::shapes::{self, Shapes};
 use super::task::{
     LOAD_BYTES, Load, MAX_CONSUMER_WARPS, OPERAND_WORDS, SUM_BYTES, TASK_BYTES, Task, TaskKind,
     flag,
@@ -13,34 +13,23 @@ use crate::gpu_props::GpuProps;
 use crate::launch::gemm::words::{narrow, pair};
 use crate::launch::{Args, CompileUnit, Launch};
 
-/// Consumer warps and the units that each has in its ring at least, in the order of preference:
-/// beside the warp that copies tasks, 15 have 128 registers a thread.
-const WARPS_AND_SLOTS: [(usize, usize); 2] = [(15, 3), (8, 2)];
-/// Static shared memory of a block at most, in bytes.
-pub(super) const STATIC_SHARED_BYTES: usize = 12 << 10;
-/// Partial sums of a task; fewer where there is little shared memory.
-const TASK_SUMS: [usize; 2] = [256, 128];
-/// Bytes of a partial sum: 16 rows in f32.
-const SUMS_BYTES: usize = 16 * 4;
 /// Bytes of the lists of a block, before those.
 pub(super) const LISTS_BYTES: usize = 256;
 /// Bytes between counters.
 pub(super) const COUNTER_BYTES: usize = 128;
 /// Counters besides those of launches: blocks that left, the error, the set of exchanged rows.
 const MORE_COUNTERS: usize = 3;
-/// Partial sums of a tile at most: a byte counts them.
-const MAX_TILE_SUMS: usize = 255;
-/// The widest row that is normed in registers.
-const MAX_HIDDEN: usize = 2560;
 
 /// Consecutive launches of a plan as tasks.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     pub(crate) blocks: Vec<BlockList>,
-    /// Counters: one for each launch.
+    /// Counters: one for each phase.
     pub(crate) counters: usize,
     /// Bytes of the rows that blocks exchange.
-    pub(crate) exchange_bytes: usize,
+    pub(super) exchange_bytes: usize,
+    /// Bytes of work memory.
+    scratch_bytes: usize,
     unit: CompileUnit,
     shared: u32,
     warps: usize,
@@ -53,8 +42,8 @@ pub(crate) struct ProgramBuffers {
     pub(crate) table: u64,
     /// [`Program::counter_bytes`], zero before the first launch.
     pub(crate) counters: u64,
-    /// Two times `exchange_bytes`, all bits set before the first launch.
-    pub(crate) exchange: u64,
+    /// [`Program::work_bytes`], all bits set before the first launch.
+    pub(crate) work: u64,
     /// u32 that every launch writes: 0, or which wait took too long.
     pub(crate) status: u64,
 }
@@ -70,9 +59,14 @@ pub(crate) struct Table {
 }
 
 impl Program {
-    /// The program of `launches`. `None` if one of them is of a kernel or of shapes that the
-    /// persistent launch does not have.
-    pub(crate) fn of(gpu: GpuProps, launches: &[Launch]) -> Option<Program> {
+    /// The program of `launches` of a step of up to `rows` rows. `None` if one of them is of a
+    /// kernel or of shapes that the persistent launch does not have.
+    pub(crate) fn of(gpu: GpuProps, launches: &[Launch], rows: usize) -> Option<Program> {
+        if rows > 1 {
+            return (1..=several_rows::MOST_M16_TILES)
+                .rev()
+                .find_map(|tiles| Program::of_rows(gpu, launches, rows, tiles));
+        }
         let operations: Vec<Operation> = launches
             .iter()
             .map(Operation::of)
@@ -80,7 +74,7 @@ impl Program {
         if !are_in_order(&operations) {
             return None;
         }
-        let shapes = shapes_of(gpu, launches, &operations)?;
+        let shapes = shapes::shapes_of(gpu, launches, &operations)?;
         let exchange = Exchange::new(&operations);
         let mut assignment = Assignment::new(gpu.sm_count, exchange, shapes.block);
         for operation in &operations {
@@ -92,15 +86,46 @@ impl Program {
         let is_known = |task: &Task| {
             task.kind != TaskKind::Gemv || task.flags & flag::NORM != 0 || task.exchanged & 1 != 0
         };
-        let fits = |task: &Task| task.words.len() <= OPERAND_WORDS && is_known(task);
-        tasks.all(fits).then_some(Program {
+        tasks
+            .all(is_known)
+            .then(|| Program::new(blocks, launches.len(), exchange_bytes, shapes))?
+    }
+
+    /// The same of several rows, where attention has tiles of `tiles` times 16 queries at most.
+    fn of_rows(gpu: GpuProps, launches: &[Launch], rows: usize, tiles: usize) -> Option<Program> {
+        let operations = several_rows::operations_of(launches, rows, tiles)?;
+        let shapes = several_rows::shapes_of(gpu, &operations, rows)?;
+        let mut assignment = Assignment::new(gpu.sm_count, Exchange::default(), shapes.block);
+        for (operation, _) in &operations.all {
+            assignment.push_rows(operation);
+        }
+        let (blocks, exchange_bytes) = assignment.finish();
+        Program::new(blocks, operations.all.len(), exchange_bytes, shapes)
+    }
+
+    /// `None` if the operands of a task are too many.
+    fn new(
+        blocks: Vec<BlockList>,
+        counters: usize,
+        exchange_bytes: usize,
+        shapes: Shapes,
+    ) -> Option<Program> {
+        let mut tasks = blocks.iter().flat_map(|block| &block.tasks);
+        let fits = tasks.all(|task| task.words.len() <= OPERAND_WORDS);
+        fits.then_some(Program {
             blocks,
-            counters: launches.len(),
+            counters,
             exchange_bytes,
+            scratch_bytes: shapes.scratch,
             unit: shapes.unit,
             shared: shapes.shared,
             warps: shapes.block.warps,
         })
+    }
+
+    /// The file of its kernel.
+    pub(crate) fn file(&self) -> &'static str {
+        self.unit.file
     }
 
     /// One launch prints where its time goes.
@@ -108,13 +133,22 @@ impl Program {
         self.unit = self.unit.clone().define("CLOCKS", 1);
     }
 
-    /// The longest run of `launches` from the first that has a program, if it has more than one.
-    pub(crate) fn run_of(launches: &[Launch]) -> Option<std::ops::Range<usize>> {
-        let known = |launch: &Launch| Operation::of(launch).is_some();
+    /// The longest run of `launches` of a step of up to `rows` rows from the first that has a
+    /// program, if it has more than one.
+    pub(crate) fn run_of(launches: &[Launch], rows: usize) -> Option<std::ops::Range<usize>> {
+        let known = |launch: &Launch| match rows {
+            1 => Operation::of(launch).is_some(),
+            _ => several_rows::is_known(launch, rows),
+        };
         let begin = launches.iter().position(known)?;
         let run = launches[begin..].iter().take_while(|launch| known(launch));
         let end = begin + run.count();
         (end - begin > 1).then_some(begin..end)
+    }
+
+    /// Bytes of both sets of exchanged rows, or of work memory.
+    pub(crate) fn work_bytes(&self) -> usize {
+        2 * self.exchange_bytes + self.scratch_bytes
     }
 
     /// Bytes of all counters.
@@ -184,7 +218,7 @@ impl Program {
                 at.table + table.tiles as u64,
                 at.counters,
                 at.status,
-                at.exchange,
+                at.work,
                 pair(self.counters, self.exchange_bytes),
             ]),
             cooperative: true,
@@ -213,113 +247,4 @@ fn are_in_order(operations: &[Operation]) -> bool {
         operation.is_some_and(|operation| kind(operation) == TaskKind::Gemv)
     };
     is_gemv(operations.first()) && is_gemv(operations.last()) && operations.windows(2).all(is_pair)
-}
-
-/// The unit that has all operations, its dynamic shared memory in bytes, and what a block has room
-/// for.
-struct Shapes {
-    unit: CompileUnit,
-    shared: u32,
-    block: BlockShape,
-}
-
-fn shapes_of(gpu: GpuProps, launches: &[Launch], operations: &[Operation]) -> Option<Shapes> {
-    let mut defines: BTreeMap<&'static str, String> = BTreeMap::new();
-    let (mut hidden, mut norm_warps) = (None, None);
-    let (mut kinds, mut columns, mut parts, mut workspace) = (0, 0, 1, 0);
-    let mut slot_bytes = 0;
-    let (mut delta, mut attention) = (0, 0);
-    for (launch, operation) in launches.iter().zip(operations) {
-        match operation {
-            Operation::Gemv(gemv) => {
-                if gemv.is_normed() {
-                    let of_launch = (
-                        Some(gemv.columns),
-                        launch.unit.value("NORM_WARPS")?.parse().ok(),
-                    );
-                    if hidden.is_some() && (hidden, norm_warps) != of_launch {
-                        return None;
-                    }
-                    (hidden, norm_warps) = of_launch;
-                }
-                kinds |= launch.unit.value("KINDS")?.parse::<u32>().ok()?;
-                columns = columns.max(gemv.columns);
-                parts = parts.max(gemv.parts);
-                let matrices = gemv.packed.iter().flat_map(|packed| &packed.matrices);
-                for matrix in matrices {
-                    slot_bytes = slot_bytes.max(matrix.unit_bytes.next_multiple_of(128));
-                    let is_gated = gemv.flags & flag::SWIGLU != 0;
-                    // Words without a row would never be there.
-                    if is_gated && !matrix.rows.is_multiple_of(256) {
-                        return None;
-                    }
-                }
-            }
-            Operation::Body(body) => {
-                workspace = workspace.max(body.workspace);
-                delta |= u32::from(body.kind == TaskKind::Delta);
-                attention = attention.max(body.attention);
-                for (name, value) in &body.defines {
-                    let known = defines.entry(name).or_insert_with(|| value.clone());
-                    if known != value {
-                        return None;
-                    }
-                }
-            }
-        }
-    }
-    let hidden: usize = hidden?;
-    let norm_warps: usize = norm_warps?;
-    let attention_warps = if attention == 2 { 12 } else { 8 };
-    let rows = 2 * columns + 4 * hidden;
-    let room = gpu.shared_bytes.checked_sub(STATIC_SHARED_BYTES + rows)?;
-    let fit = |(warps, least): (usize, usize), sums: usize| {
-        let sums = sums.max(parts);
-        let slots = room.saturating_sub(sums * SUMS_BYTES) / (warps * slot_bytes);
-        let workspace_warps = workspace.div_ceil((slots * slot_bytes).max(1));
-        let has_warps = warps >= attention_warps.max(norm_warps).max(workspace_warps);
-        let block = BlockShape {
-            warps,
-            workspace_warps,
-            sums,
-        };
-        (slots >= least && has_warps).then_some((slots, block))
-    };
-    let mut choices = WARPS_AND_SLOTS
-        .into_iter()
-        .flat_map(|warps| TASK_SUMS.map(|sums| (warps, sums)));
-    let (slots, block) = choices.find_map(|(warps, sums)| fit(warps, sums))?;
-    if hidden > MAX_HIDDEN || parts > MAX_TILE_SUMS {
-        return None;
-    }
-    let fixed = rows + block.sums * SUMS_BYTES;
-    // Rows are written in f16 only.
-    for (name, value) in [("OUT_F32", "0"), ("OUT_F16", "1"), ("N8_TILES", "1")] {
-        if defines.remove(name).is_some_and(|found| found != value) {
-            return None;
-        }
-    }
-    let mut unit = CompileUnit::new("one_launch/one_launch.cu")
-        .define("HIDDEN", hidden)
-        .define("WIDTH", hidden)
-        .define("NORM_WARPS", norm_warps)
-        .define("KINDS", kinds)
-        .define("MAX_COLUMNS", columns)
-        .define("CONSUMER_WARPS", block.warps)
-        .define("MAX_SUMS", block.sums)
-        .define("RING_SLOTS", slots)
-        .define("SLOT_BYTES", slot_bytes)
-        .define("OUT_F32", 0)
-        .define("OUT_F16", 1)
-        .define("N8_TILES", 1)
-        .define("DELTA", delta)
-        .define("ATTENTION", attention);
-    for (name, value) in defines {
-        unit = unit.define(name, value);
-    }
-    Some(Shapes {
-        unit,
-        shared: narrow(slots * block.warps * slot_bytes + fixed),
-        block,
-    })
 }

@@ -8,6 +8,8 @@ pub(super) const MAX_CONSUMER_WARPS: usize = 16;
 /// warp.
 pub(super) const GEMV_TILES_WORD: usize = 3;
 pub(super) const GEMV_PARTS_WORD: usize = 4;
+/// Of several rows: from which word on a task has the norm of its input.
+pub(super) const NORM_WORD: usize = 20;
 /// Parts of a warp in a task at most: a lane has each.
 pub(super) const WARP_PARTS: usize = 32;
 /// Bytes of a task.
@@ -30,6 +32,8 @@ pub(crate) enum TaskKind {
     Attention = 5,
     /// 256 values of the combined KV splits.
     Combine = 6,
+    /// Of several rows: outputs of the delta rule, normed and gated.
+    GatedNorm = 7,
 }
 
 /// Bits of [`Task::flags`].
@@ -40,6 +44,12 @@ pub(crate) mod flag {
     pub(crate) const SWIGLU: u32 = 2;
     /// The input is that of the block's task before.
     pub(crate) const KEEP_INPUT: u32 = 4;
+    /// From this bit on: the warps in whose rings the task works.
+    pub(crate) const WORKSPACE_SHIFT: u32 = 8;
+    /// The input is made of the rows whose logits are asked for.
+    pub(crate) const LOGITS_ROWS: u32 = 8;
+    /// Of several rows: the input is normed in f32 too.
+    pub(crate) const F32_INPUT: u32 = 16;
 }
 
 /// A part of a launch that one block does.
@@ -69,11 +79,14 @@ pub(crate) struct Task {
 pub(crate) struct TaskTile {
     /// Addresses of the factors of its rows, of each matrix.
     pub(crate) factors: [u64; 2],
-    /// An address of the plan, an offset in the exchanged rows with bit 63 set, or 0.
+    /// An address of the plan, an offset in the exchanged rows with bit 63 set, or 0. Of several
+    /// rows: 1 if its rows are added to what is there.
     pub(crate) residual: u64,
-    /// Where its first row goes again for later launches; 0 for nowhere.
+    /// Where its first row goes again for later launches; 0 for nowhere. Of several rows: where it
+    /// goes.
     pub(crate) copy: u64,
-    /// Offset of its first row in the exchanged rows.
+    /// Offset of its first row in the exchanged rows. Of several rows: values from a row of the
+    /// output to the next.
     pub(crate) out: usize,
     /// The first of its sums in the task, those of the first matrix, and of both.
     pub(crate) first_sum: usize,

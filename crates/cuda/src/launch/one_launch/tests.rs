@@ -7,7 +7,8 @@ use model::synth::SynthSpec;
 
 use super::interpreter::{MixerShapes, TablePart, TableTask, Turns, lists_of, run};
 use super::operation::Operation;
-use super::program::{Program, STATIC_SHARED_BYTES};
+use super::program::Program;
+use super::shapes::STATIC_SHARED_BYTES;
 use super::task::{TaskKind, flag};
 use crate::gpu_props::GpuProps;
 use crate::launch::Launch;
@@ -20,6 +21,16 @@ use crate::weights::{WeightPart, Weights};
 
 /// Steps of one row of a small hybrid model.
 fn launches(types: &str, gpu: GpuProps, one_launch: OneLaunch) -> Vec<Launch> {
+    launches_of(types, gpu, one_launch, 1)
+}
+
+/// Steps of one tree in up to `rows` rows of the same.
+pub(super) fn launches_of(
+    types: &str,
+    gpu: GpuProps,
+    one_launch: OneLaunch,
+    rows: usize,
+) -> Vec<Launch> {
     let loaded = SynthSpec::parse(&format!("tiny-hybrid:{types}")).unwrap();
     let loaded = loaded.load().unwrap();
     let config = LoadConfig {
@@ -34,7 +45,7 @@ fn launches(types: &str, gpu: GpuProps, one_launch: OneLaunch) -> Vec<Launch> {
         limits: Limits {
             sequences: 1,
             context: 600,
-            tree_nodes: 1,
+            tree_nodes: rows,
             prefill_chunk: 64,
             pool_tokens: None,
         },
@@ -47,7 +58,7 @@ fn launches(types: &str, gpu: GpuProps, one_launch: OneLaunch) -> Vec<Launch> {
     let weights = Weights::new(of_target, &mut table, (None, &mut draft));
     let regions = [&mut kv, &mut states, &mut scratch, &mut rings];
     let state = State::new(&config, regions);
-    let numerics = if gpu.has_wgmma {
+    let numerics = if gpu.has_wgmma || rows > 1 {
         Numerics::BatchInvariant
     } else {
         Numerics::Fastest
@@ -63,12 +74,10 @@ fn launches(types: &str, gpu: GpuProps, one_launch: OneLaunch) -> Vec<Launch> {
         stage: None,
     };
     let mut plans = Plans::new(&config, &weights, &state, plan_config, &mut scratch);
-    let is_one_row = |key: &PlanKey| matches!(key, PlanKey::Step { rows: 1, .. });
-    let (_, plan) = plans
-        .all
-        .iter_mut()
-        .find(|(key, _)| is_one_row(key))
-        .unwrap();
+    let is_asked =
+        |key: &PlanKey| matches!(key, PlanKey::Step { rows: of, trees: 1, .. } if *of == rows);
+    let mut plans = plans.all.iter_mut();
+    let (_, plan) = plans.find(|(key, _)| is_asked(key)).unwrap();
     std::mem::take(&mut plan.launches)
 }
 
@@ -78,10 +87,10 @@ fn hopper() -> GpuProps {
 
 fn program(types: &str, gpu: GpuProps) -> Program {
     let launches = launches(types, gpu, OneLaunch::Off);
-    let run = Program::run_of(&launches).unwrap();
+    let run = Program::run_of(&launches, 1).unwrap();
     // All but the embedding and the reduction of the logits.
     assert_eq!((run.start, run.end), (1, launches.len() - 2));
-    Program::of(gpu, &launches[run]).unwrap()
+    Program::of(gpu, &launches[run], 1).unwrap()
 }
 
 fn shapes() -> MixerShapes {
@@ -105,7 +114,7 @@ fn rows_that_tasks_wait_for_arrive_in_every_order_of_blocks() {
         let program = program(types, gpu);
         let lists = lists_of(&program);
         for turns in [Turns::Lockstep, Turns::Greedy, Turns::GreedyBackward] {
-            run(&lists, program.counters, &shapes(), turns).unwrap();
+            run(&lists, program.counters, Some(&shapes()), turns).unwrap();
         }
     }
 }
@@ -157,7 +166,8 @@ fn every_unit_of_every_tile_is_summed_once() {
 fn missing_tasks_and_rows_written_twice_are_found() {
     let program = program("bf16", hopper());
     let lists = lists_of(&program);
-    let run = |lists: &[Vec<TableTask>]| run(lists, program.counters, &shapes(), Turns::Greedy);
+    let run =
+        |lists: &[Vec<TableTask>]| run(lists, program.counters, Some(&shapes()), Turns::Greedy);
     let mut missing = lists.clone();
     let is_delta = |task: &TableTask| task.kind == TaskKind::Delta;
     let block = lists

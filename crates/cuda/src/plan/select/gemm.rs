@@ -66,8 +66,8 @@ pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
     }
 }
 
-/// Whether steps of one row of `gpu` run as one persistent launch where the plan has one; by
-/// default only plans made of [`DecodeGemm::Gemv`].
+/// Whether steps of few rows of `gpu` run as one persistent launch where the plan has one; by
+/// default only those of models whose steps of one row are made of [`DecodeGemm::Gemv`].
 pub(crate) fn uses_one_launch(requested: OneLaunch, gpu: GpuProps) -> Selected<bool> {
     match requested {
         OneLaunch::On | OneLaunch::Clocks => {
@@ -80,7 +80,7 @@ pub(crate) fn uses_one_launch(requested: OneLaunch, gpu: GpuProps) -> Selected<b
         ),
         OneLaunch::Auto => Selected::new(
             true,
-            "launches do not overlap, small model, one row: none between layers",
+            "launches do not overlap, small model, few rows: none between layers",
         ),
     }
 }
