@@ -14,9 +14,8 @@ const MATRIX_WORDS: usize = 6;
 const SMALL_BATCH_MATRIX_WORDS: usize = 8;
 /// Words of an f32 matrix there.
 const F32_MATRIX_WORDS: usize = 4;
-/// Stages of `attention/decode_tree.cu` in the persistent launch: as few as it works with, since
-/// the ring has the memory otherwise.
-const TREE_STAGES: usize = 2;
+/// Stages that `attention/decode_tree.cu` works with at least.
+const LEAST_STAGES: usize = 2;
 
 /// A launch of `gemm/gemv.cu`, or of `gemm/decode_gemm_small_batch.cu`.
 #[derive(Debug, Clone)]
@@ -189,10 +188,13 @@ pub(super) struct Body {
     pub(super) inputs: &'static [usize],
     /// That which is the row it writes for other blocks, in f16, and its bytes.
     pub(super) result: Option<(usize, usize)>,
-    /// Bytes of dynamic shared memory.
+    /// Bytes of dynamic shared memory; of attention with the fewest stages, before
+    /// [`Operation::set_stages`].
     pub(super) workspace: usize,
     /// `ATTENTION` of the kernel; 0 for other operations.
     pub(super) attention: u32,
+    /// Of attention by `attention/decode_tree.cu`.
+    pub(super) tree: Option<TreeMemory>,
     pub(super) defines: Vec<(&'static str, String)>,
 }
 
@@ -209,26 +211,65 @@ impl Body {
             result: None,
             workspace: launch.shared as usize,
             attention: 0,
+            tree: None,
             defines: Vec::new(),
         }
     }
 
-    /// Attention by `attention/decode_tree.cu` with tiles of `tiles` times 16 queries, as few
-    /// stages as it works with.
+    /// Attention by `attention/decode_tree.cu` with tiles of `tiles` times 16 queries; its stages
+    /// are those that it works with at least.
     pub(super) fn as_tree(&mut self, launch: &Launch, tiles: usize) -> Option<()> {
         let number = |name| launch.unit.number(name);
         let (stages, head_dim) = (number("STAGES")?, number("HEAD_DIM")?);
         let fixed = |tiles| tree_fixed_bytes(tiles, head_dim, number("TREE_PLANS").unwrap_or(0));
-        let stage_bytes = (launch.shared as usize - fixed(number("M16_TILES")?)) / stages;
-        self.workspace = fixed(tiles) + stage_bytes * TREE_STAGES;
+        let memory = TreeMemory {
+            fixed: fixed(tiles),
+            stage_bytes: (launch.shared as usize - fixed(number("M16_TILES")?)) / stages,
+            stages,
+        };
+        self.workspace = memory.bytes(LEAST_STAGES);
+        self.tree = Some(memory);
+        self.defines.retain(|(name, _)| *name != "STAGES");
         for (name, value) in &mut self.defines {
-            match *name {
-                "STAGES" => *value = TREE_STAGES.to_string(),
-                "M16_TILES" => *value = tiles.to_string(),
-                _ => {}
+            if *name == "M16_TILES" {
+                *value = tiles.to_string();
             }
         }
         Some(())
+    }
+}
+
+/// Shared memory of `attention/decode_tree.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TreeMemory {
+    /// Bytes besides the stages, and those of a stage.
+    fixed: usize,
+    stage_bytes: usize,
+    /// Stages of the separate launch.
+    stages: usize,
+}
+
+impl TreeMemory {
+    /// Bytes with so many stages.
+    pub(super) fn bytes(self, stages: usize) -> usize {
+        self.fixed + self.stage_bytes * stages
+    }
+
+    /// As many stages as `room` bytes hold and the separate launch has.
+    pub(super) fn stages_in(self, room: usize) -> usize {
+        let stages = room.saturating_sub(self.fixed) / self.stage_bytes;
+        stages.clamp(LEAST_STAGES, self.stages.max(LEAST_STAGES))
+    }
+}
+
+impl Operation {
+    /// Gives attention so many stages.
+    pub(super) fn set_stages(&mut self, stages: usize) {
+        if let Operation::Body(body) = self
+            && let Some(memory) = body.tree
+        {
+            body.workspace = memory.bytes(stages);
+        }
     }
 }
 

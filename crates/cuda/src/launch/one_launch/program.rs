@@ -67,7 +67,7 @@ impl Program {
                 .rev()
                 .find_map(|tiles| Program::of_rows(gpu, launches, rows, tiles));
         }
-        let operations: Vec<Operation> = launches
+        let mut operations: Vec<Operation> = launches
             .iter()
             .map(Operation::of)
             .collect::<Option<Vec<_>>>()?;
@@ -77,7 +77,8 @@ impl Program {
         let shapes = shapes::shapes_of(gpu, launches, &operations)?;
         let exchange = Exchange::new(&operations);
         let mut assignment = Assignment::new(gpu.sm_count, exchange, shapes.block);
-        for operation in &operations {
+        for operation in &mut operations {
+            operation.set_stages(shapes.stages);
             assignment.push(operation);
         }
         let (blocks, exchange_bytes) = assignment.finish();
@@ -93,10 +94,11 @@ impl Program {
 
     /// The same of several rows, where attention has tiles of `tiles` times 16 queries at most.
     fn of_rows(gpu: GpuProps, launches: &[Launch], rows: usize, tiles: usize) -> Option<Program> {
-        let operations = several_rows::operations_of(launches, rows, tiles)?;
+        let mut operations = several_rows::operations_of(launches, rows, tiles)?;
         let shapes = several_rows::shapes_of(gpu, &operations, rows)?;
         let mut assignment = Assignment::new(gpu.sm_count, Exchange::default(), shapes.block);
-        for (operation, _) in &operations.all {
+        for (operation, _) in &mut operations.all {
+            operation.set_stages(shapes.stages);
             assignment.push_rows(operation);
         }
         let (blocks, exchange_bytes) = assignment.finish();

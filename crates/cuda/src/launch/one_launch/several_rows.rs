@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::assignment::BlockShape;
 use super::operation::{Body, Gemv, Operation, Packed, RowsNorm, small_batch};
-use super::shapes::{MAX_HIDDEN, MAX_TILE_SUMS, STATIC_SHARED_BYTES, Shapes};
+use super::shapes::{MAX_HIDDEN, MAX_TILE_SUMS, STATIC_SHARED_BYTES, Shapes, stages_of};
 use super::task::{TaskKind, flag};
 use crate::gpu_props::GpuProps;
 use crate::launch::gated_delta::recurrent_storage_bytes;
@@ -318,12 +318,18 @@ pub(super) fn shapes_of(
     if gemvs().any(|gemv| gemv.flags & flag::SWIGLU != 0) {
         unit = unit.define("GATED_UNITS", 1);
     }
+    let shared = slots * WARPS * slot_bytes + sum_bytes;
+    let stages = stages_of(operations.iter().map(|(operation, _)| operation), shared);
+    if stages > 0 {
+        unit = unit.define("STAGES", stages);
+    }
     for (name, value) in defines {
         unit = unit.define(name, value);
     }
     Some(Shapes {
         unit,
-        shared: narrow(slots * WARPS * slot_bytes + sum_bytes),
+        shared: narrow(shared),
+        stages,
         block,
         // Normed rows of a block, in f16 and in f32.
         scratch: gpu.sm_count

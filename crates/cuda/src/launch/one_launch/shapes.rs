@@ -31,6 +31,21 @@ pub(super) struct Shapes {
     pub(super) block: BlockShape,
     /// Bytes of work memory of all blocks.
     pub(super) scratch: usize,
+    /// Stages of attention.
+    pub(super) stages: usize,
+}
+
+/// As many stages of attention as all dynamic shared memory holds: while it runs, nothing else is
+/// in there. 0 where no operation is attention with stages.
+pub(super) fn stages_of<'a>(
+    mut operations: impl Iterator<Item = &'a Operation>,
+    room: usize,
+) -> usize {
+    let stages = operations.find_map(|operation| match operation {
+        Operation::Body(body) => Some(body.tree?.stages_in(room)),
+        Operation::Gemv(_) => None,
+    });
+    stages.unwrap_or(0)
 }
 
 /// Those of a step of one row.
@@ -92,7 +107,9 @@ pub(super) fn shapes_of(
         let sums = sums.max(parts);
         let slots = room.saturating_sub(sums * SUMS_BYTES) / (warps * slot_bytes);
         let ring_bytes = slots * slot_bytes;
-        let has_warps = warps >= attention_warps.max(norm_warps) && workspace <= ring_bytes * warps;
+        // Attention may go on in what is behind the rings.
+        let shared = ring_bytes * warps + rows + sums * SUMS_BYTES;
+        let has_warps = warps >= attention_warps.max(norm_warps) && workspace <= shared;
         let block = BlockShape {
             warps,
             ring_bytes,
@@ -129,13 +146,19 @@ pub(super) fn shapes_of(
         .define("N8_TILES", 1)
         .define("DELTA", delta)
         .define("ATTENTION", attention);
+    let shared = slots * block.warps * slot_bytes + fixed;
+    let stages = stages_of(operations.iter(), shared);
+    if stages > 0 {
+        unit = unit.define("STAGES", stages);
+    }
     for (name, value) in defines {
         unit = unit.define(name, value);
     }
     Some(Shapes {
         unit,
-        shared: narrow(slots * block.warps * slot_bytes + fixed),
+        shared: narrow(shared),
         block,
         scratch: 0,
+        stages,
     })
 }
