@@ -36,9 +36,10 @@
 // a warp with state has four columns of each of HEADS_PER_WARP heads
 #define HEAD_SETS (HEADS_PER_BLOCK / HEADS_PER_WARP)
 #define STATE_THREADS (HEAD_SETS * SLICE_COLUMNS / 4 * 32)  // threads that hold state
-#define HEAD_GROUPS (V_HEADS / K_HEADS / HEADS_PER_BLOCK)   // of heads that share a key head
-#define QK_PER_BLOCK (2 / CLUSTER)                          // of q and k, how many a block convolves
-#define V_PIECES (COLUMNS / 4)                              // of a node's v, four channels each
+static_assert(STATE_THREADS <= THREADS, "the warps of a block hold all of its state");
+#define HEAD_GROUPS (V_HEADS / K_HEADS / HEADS_PER_BLOCK)  // of heads that share a key head
+#define QK_PER_BLOCK (2 / CLUSTER)                         // of q and k, how many a block convolves
+#define V_PIECES (COLUMNS / 4)                             // of a node's v, four channels each
 #define REGISTER_STATES (BLOCKS_PER_SM == 1)  // spilled states in registers; SPILLED_STATES counts the others
 // there are registers for addresses before the wait
 #define ADDRESSES_BEFORE_WAIT (BLOCKS_PER_SM == 1 && HEADS_PER_WARP == 1)

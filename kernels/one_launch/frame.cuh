@@ -84,6 +84,13 @@ struct TaskWarp {
         for (int n = 0; clear < params.exchange_bytes && (n < 4 || has_end); n++, clear += gridDim.x * 512)
             *(uint4*)(absent + clear) = make_uint4(ABSENT, ABSENT, ABSENT, ABSENT);
     }
+    // Whether the counter is there, or the launch is given up.
+    __device__ __forceinline__ static bool has_counted(const u32* at, u32 value, i64 begin) {
+        if (load_relaxed(at) >= value || is_aborted()) return true;
+        if (clock64() - begin <= WATCHDOG_CYCLES) return false;
+        abort_launch(COUNTER_REASON);
+        return true;
+    }
     __device__ __forceinline__ u32* counter(int index) const { return params.counters + index * COUNTER_STRIDE; }
 
     __device__ __forceinline__ void run() {
@@ -98,17 +105,16 @@ struct TaskWarp {
             if (task.wait >= 0) {
                 const u32* at = counter(task.wait);
                 const u32 value = task.wait_value;
-                poll_until(COUNTER_REASON, [&] {
-                    if (load_relaxed(at) >= value) return true;
+                const i64 begin = clock64();
+                // One lane decides for all.
+                while (!__shfl_sync(WARP_ALL, lane > 0 || has_counted(at, value, begin), 0))
                     if (may_copy()) copy_one();
-                    return false;
-                });
                 load_acquire(at);
                 __syncwarp();
             }
             if (lane == 0) mbarrier_arrive(shared_address(block_storage.task_ready + slot));
             const u32 done = shared_address(block_storage.task_done + slot);
-            while (may_copy() && !mbarrier_test_wait(done, parity_of(i))) copy_one();
+            while (may_copy() && !__shfl_sync(WARP_ALL, mbarrier_test_wait(done, parity_of(i)), 0)) copy_one();
             mbarrier_wait(done, parity_of(i));
             if (lane == 0 && task.raise >= 0) counter_raise(counter(task.raise));
         }

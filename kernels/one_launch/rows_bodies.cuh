@@ -1,4 +1,4 @@
-// The kernels of the separate launches of several rows as functions of the consumer warps of one_launch.cu: their
+// The kernels of the separate launches of several rows as functions of the consumer warps of several_rows.cu: their
 // sources and so their bits are the same. What differs is as in bodies.cuh.
 //
 // Needs: task_block, wait_ready(); DELTA (0 or 1) with DELTA_K_HEADS, DELTA_V_HEADS, DELTA_GROUPED, DELTA_WARPS and the
@@ -38,7 +38,6 @@ namespace delta {
 #include "gated_delta/gated_norm.cu"
 #undef WIDTH
 #define WIDTH HIDDEN
-constexpr int VALUES = V_WIDTH;
 #undef K_HEADS
 #undef V_HEADS
 #undef GROUPED

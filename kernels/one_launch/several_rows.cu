@@ -12,11 +12,12 @@
 // memory. f32 matrices: a warp has a row of W, the order of sums is that of gemm/f32_gemm.cuh.
 //
 // in, out, grid as in frame.cuh
-// work exchange: normed rows of each block, an A16 and [ROWS][HIDDEN] f32
+// work exchange: normed rows of each block, an A16 and, for f32 matrices, [ROWS][HIDDEN] f32
 // smem rings, partial sums [MAX_SUMS][N8_TILES][32 lanes] float4; attention and the delta rule work in the first rings
 //      and go on in the sums
-// defines ROWS (bucket), N8_TILES (ROWS / 8, rounded up), GATED_UNITS (1: tasks of gate and up have their unit, with
-//      the define of ffn/gate_function.cuh), those of frame.cuh and rows_bodies.cuh
+// defines ROWS (bucket), N8_TILES (ROWS / 8, rounded up), SCRATCH_BYTES (normed rows of a block), GATED_UNITS (1: tasks
+//      of gate and up have their unit, with the define of ffn/gate_function.cuh), those of frame.cuh and
+//      rows_bodies.cuh
 // arch sm_80 and up
 // reference the separate launches, bit for bit     test crates/cuda/tests/batch_invariance.rs
 #include "one_launch/frame.cuh"
@@ -154,9 +155,7 @@ struct PartialSums {
 
 struct Consumer : TaskRunner {
     // The block's normed rows.
-    __device__ __forceinline__ u8* normed_f16() const {
-        return params.exchange + size_t(blockIdx.x) * (ROWS * HIDDEN * 4 + N8_TILES * ROW_GROUPS * 4 * A16_TILE);
-    }
+    __device__ __forceinline__ u8* normed_f16() const { return params.exchange + size_t(blockIdx.x) * SCRATCH_BYTES; }
     __device__ __forceinline__ float* normed_f32() const {
         return (float*)(normed_f16() + N8_TILES * ROW_GROUPS * 4 * A16_TILE);
     }

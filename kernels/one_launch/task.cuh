@@ -1,8 +1,9 @@
-// Tasks of one_launch/one_launch.cu: what a block does, in order. The host writes them (crates/cuda/src/launch).
+// Tasks of the one launch: what a block does, in order. The host writes them (crates/cuda/src/launch).
 //
-// A task begins with what any of its inputs needs (norms, states, committed keys), then waits for its inputs. Rows that
-// one task writes and another reads are exchanged in band (ABSENT): they show by themselves that they are there. Keys,
-// values, queries and partial results of attention are waited for by counters instead: a task waits until counter
+// A task begins with what any of its inputs needs (norms, states, committed keys), then waits for its inputs. In a step
+// of one row, rows that one task writes and another reads are exchanged in band (ABSENT): they show by themselves that
+// they are there. Keys, values, queries and partial results of attention, and all inputs in a step of several rows, are
+// waited for by counters instead: a task waits until counter
 // `wait` is at least `wait_value`, and adds 1 to counter `raise` when its results are stored. Counters are 0 before a
 // launch and after it.
 #pragma once
@@ -43,7 +44,7 @@ static_assert(sizeof(Task) == 256, "one_launch::Task has this size");
 // A part of a tile of 16 rows: a range of K, which one warp sums. As its ring needs it.
 #define LOAD_END 0
 #define LOAD_UNITS 1
-#define LOAD_WORKSPACE 2  // attention works in the ring: nothing is loaded until it is done
+#define LOAD_WORKSPACE 2  // a task works in the ring: nothing is loaded until it is done
 struct LoadPart {
     const u8* weights;  // its first unit
     u32 unit_stride, second_slice;
@@ -57,7 +58,8 @@ struct SumPart {
     u16 kind;
 };
 // A tile of a task, or of gate and up: the sums of its parts and its rows. A residual is an address of the plan, or
-// with RESIDUAL_EXCHANGED an offset in the exchanged rows.
+// with RESIDUAL_EXCHANGED an offset in the exchanged rows. Of several rows: `copy` is where its first row goes, `out`
+// the values from a row of the output to the next, and a residual says that it is added to what is there.
 #define RESIDUAL_EXCHANGED (1ull << 63)
 struct TaskTile {
     const float* factors[2];  // of its rows, of each matrix

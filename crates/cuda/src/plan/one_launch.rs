@@ -28,11 +28,6 @@ fn is_whole(launches: &[Launch], run: &Range<usize>) -> bool {
     run.start <= 1 && run.end + 2 >= launches.len()
 }
 
-/// Larger models have fused layers.
-fn is_gemv(launch: &Launch) -> bool {
-    launch.entry == "gemv_batch_1"
-}
-
 /// Rows of steps that become one launch: one row, and trees of few rows.
 const MOST_ROWS: usize = 16;
 
@@ -49,7 +44,8 @@ pub(super) fn fuse(
     if !selected.kernel {
         return fused;
     }
-    for (key, plan) in all {
+    let mut programs: Vec<(PlanKey, Range<usize>, Program)> = Vec::new();
+    for (key, plan) in &*all {
         let PlanKey::Step { rows, trees: 1, .. } = *key else {
             continue;
         };
@@ -59,43 +55,61 @@ pub(super) fn fuse(
         let Some(run) = Program::run_of(&plan.launches, rows) else {
             continue;
         };
-        let whole = is_whole(&plan.launches, &run);
+        let launches = &plan.launches[run.clone()];
         let takes_part = rows == 1 && plan_config.one_launch != OneLaunch::Auto;
-        // Keys come in the order of their rows, so those of one row are known.
+        // Keys come in the order of their rows, so those of one row are known. Larger models have
+        // fused layers in place of GEMVs.
         let is_small = if rows == 1 {
-            plan.launches[run.clone()].iter().any(is_gemv)
+            launches.iter().any(|launch| launch.entry == "gemv_batch_1")
         } else {
-            !fused.keys.is_empty()
+            !programs.is_empty()
         };
-        if !(takes_part || whole && is_small) {
+        if !(takes_part || is_small && is_whole(&plan.launches, &run)) {
             continue;
         }
-        let Some(mut program) = Program::of(plan_config.gpu, &plan.launches[run.clone()], rows)
-        else {
+        if let Some(program) = Program::of(plan_config.gpu, launches, rows) {
+            programs.push((*key, run, program));
+        }
+    }
+    // Launches do not overlap, so programs share what only a launch needs.
+    let most = programs
+        .iter()
+        .map(|(_, _, program)| program.scratch_bytes());
+    let shared = scratch.take(most.max().unwrap_or(0));
+    for (key, run, mut program) in programs {
+        let Some(plan) = all.get_mut(&key) else {
             continue;
         };
         if plan_config.one_launch == OneLaunch::Clocks {
             program.print_clocks();
         }
+        let PlanKey::Step { rows, .. } = key else {
+            continue;
+        };
         let table = program.table();
+        let exchanged = program.exchange_bytes();
         let at = ProgramBuffers {
             table: scratch.take(table.bytes.len()),
             counters: scratch.take(program.counter_bytes()),
-            work: scratch.take(program.work_bytes()),
+            work: if exchanged > 0 {
+                scratch.take(exchanged)
+            } else {
+                shared
+            },
             status: addresses.rows + reduce.out_bytes(rows) as u64,
         };
         let launch = program.launch(&table, at);
         fused.tables.extend([
             (at.table, table.bytes),
             (at.counters, vec![0; program.counter_bytes()]),
-            (at.work, vec![0xff; program.work_bytes()]),
+            (at.work, vec![0xff; exchanged]),
         ]);
         let end = run.start + 1;
         // All layers end with the launch; nothing that waits for single layers runs in steps.
         plan.layer_ends.iter_mut().for_each(|layer| *layer = end);
         plan.launches.splice(run, [launch]);
         plan.note(program.file(), selected.reason);
-        fused.keys.insert(*key);
+        fused.keys.insert(key);
     }
     fused
 }

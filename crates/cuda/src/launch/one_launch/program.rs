@@ -42,7 +42,8 @@ pub(crate) struct ProgramBuffers {
     pub(crate) table: u64,
     /// [`Program::counter_bytes`], zero before the first launch.
     pub(crate) counters: u64,
-    /// [`Program::work_bytes`], all bits set before the first launch.
+    /// [`Program::exchange_bytes`], all bits set before the first launch; or else
+    /// [`Program::scratch_bytes`], which programs may share.
     pub(crate) work: u64,
     /// u32 that every launch writes: 0, or which wait took too long.
     pub(crate) status: u64,
@@ -148,9 +149,14 @@ impl Program {
         (end - begin > 1).then_some(begin..end)
     }
 
-    /// Bytes of both sets of exchanged rows, or of work memory.
-    pub(crate) fn work_bytes(&self) -> usize {
-        2 * self.exchange_bytes + self.scratch_bytes
+    /// Bytes of both sets of exchanged rows.
+    pub(crate) fn exchange_bytes(&self) -> usize {
+        2 * self.exchange_bytes
+    }
+
+    /// Bytes of work memory, which nothing but a launch needs.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes
     }
 
     /// Bytes of all counters.

@@ -139,5 +139,10 @@ fn steps_of_2_to_16_rows_are_one_launch_on_a_home_gpu() {
         assert_eq!(launch.unit.file, "one_launch/several_rows.cu");
         assert!(launch.cooperative && launch.grid == [82, 1, 1]);
         assert!(launch.shared as usize + STATIC_SHARED_BYTES <= home().shared_bytes);
+        // Three value heads of a key head: four warps have the state of those of a warp.
+        let number = |name| launch.unit.number(name).unwrap();
+        assert_eq!(number("HEADS_PER_BLOCK"), 3);
+        let warps = 4 * number("HEADS_PER_BLOCK") / number("HEADS_PER_WARP");
+        assert!(warps <= number("DELTA_WARPS"), "{warps} warps have state");
     }
 }

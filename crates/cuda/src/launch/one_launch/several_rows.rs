@@ -1,11 +1,11 @@
 //! Launches of a step of several rows as operations of the persistent launch, and what a block
 //! needs for them (`kernels/one_launch/several_rows.cu`).
 
-use std::collections::BTreeMap;
-
 use super::assignment::BlockShape;
 use super::operation::{Body, Gemv, Operation, Packed, RowsNorm, small_batch};
-use super::shapes::{MAX_HIDDEN, MAX_TILE_SUMS, STATIC_SHARED_BYTES, Shapes, stages_of};
+use super::shapes::{
+    BodyDefines, MAX_HIDDEN, MAX_TILE_SUMS, STATIC_SHARED_BYTES, Shapes, stages_of,
+};
 use super::task::{TaskKind, flag};
 use crate::gpu_props::GpuProps;
 use crate::launch::gated_delta::recurrent_storage_bytes;
@@ -21,8 +21,11 @@ const SUM_BYTES: usize = 512;
 /// are.
 pub(super) const MOST_M16_TILES: usize = 2;
 /// Consumer warps of a block, as many as attention has: a thread of more would have too few
-/// registers. The delta rule has as many, too.
+/// registers.
 const WARPS: usize = 8;
+/// Warps that share the columns of a head, or of several, in a block of
+/// `gated_delta/decode_recurrent.cu`.
+const WARPS_OF_A_STATE: usize = 4;
 /// Units in the ring of a warp at least.
 const LEAST_SLOTS: usize = 2;
 
@@ -58,6 +61,7 @@ impl Operation {
             && unit.number("OUT_PANEL").unwrap_or(0) == 0;
         let is_known = match kind {
             TaskKind::Delta => {
+                fit_delta(&mut body.defines, unit)?;
                 body.workspace = recurrent_storage_bytes(
                     unit.number("NODES")?,
                     unit.number("HEADS_PER_BLOCK")?,
@@ -106,7 +110,7 @@ pub(super) fn operations_of(
 ) -> Option<RowsOperations<'_>> {
     let mut operations: Vec<(Operation, &CompileUnit)> = Vec::new();
     let mut norm: Option<RowsNorm> = None;
-    let mut is_read = true;
+    let (mut is_read, mut is_stale) = (true, false);
     let mut shapes: Option<(usize, usize)> = None;
     for launch in launches {
         let unit = &launch.unit;
@@ -116,6 +120,7 @@ pub(super) fn operations_of(
                     return None;
                 }
                 norm = Some(norm_of(launch)?);
+                is_stale = false;
                 let shape = (unit.number("WIDTH")?, unit.number("NORM_WARPS")?);
                 if *shapes.get_or_insert(shape) != shape {
                     return None;
@@ -132,6 +137,12 @@ pub(super) fn operations_of(
                 if let (Operation::Gemv(gemv), Some(norm)) = (&mut operation, norm) {
                     gemv.norm = reads(gemv, &norm)?.then_some(norm);
                     is_read |= gemv.norm.is_some();
+                    let mut matrices = gemv.packed.iter().flat_map(|packed| &packed.matrices);
+                    is_stale |= matrices.any(|matrix| matrix.out == norm.x);
+                    // Its tasks would norm other rows than the launch did.
+                    if is_stale && gemv.norm.is_some() {
+                        return None;
+                    }
                 }
                 operations.push((operation, unit));
             }
@@ -213,6 +224,21 @@ fn gate(gemv: &mut Gemv, launch: &Launch) -> Option<()> {
     is_known.then_some(())
 }
 
+/// Gives a warp all heads of its block where not every head has four warps with its state.
+fn fit_delta(defines: &mut [(&'static str, String)], unit: &CompileUnit) -> Option<()> {
+    let (heads, of_warp) = (
+        unit.number("HEADS_PER_BLOCK")?,
+        unit.number("HEADS_PER_WARP")?,
+    );
+    if heads.div_ceil(of_warp) * WARPS_OF_A_STATE <= WARPS {
+        return Some(());
+    }
+    let mut defines = defines.iter_mut();
+    let (_, value) = defines.find(|(name, _)| *name == "HEADS_PER_WARP")?;
+    *value = heads.to_string();
+    Some(())
+}
+
 /// Defines of a body under the names that `one_launch/rows_bodies.cuh` has for them.
 fn defines_of(launch: &Launch, kind: TaskKind) -> Vec<(&'static str, String)> {
     let of_delta = matches!(kind, TaskKind::Delta | TaskKind::GatedNorm);
@@ -237,7 +263,7 @@ pub(super) fn shapes_of(
 ) -> Option<Shapes> {
     let (hidden, norm_warps) = (operations.hidden, operations.norm_warps);
     let operations = &operations.all;
-    let mut defines: BTreeMap<&'static str, String> = BTreeMap::new();
+    let mut defines = BodyDefines::default();
     let (mut kinds, mut parts, mut workspace, mut slot_bytes) = (0, 1, 0, 0);
     for (operation, unit) in operations {
         match operation {
@@ -250,11 +276,7 @@ pub(super) fn shapes_of(
             }
             Operation::Body(body) => {
                 workspace = workspace.max(body.workspace);
-                for (name, value) in &body.defines {
-                    if defines.entry(name).or_insert_with(|| value.clone()) != value {
-                        return None;
-                    }
-                }
+                defines.add(body)?;
             }
         }
     }
@@ -319,11 +341,16 @@ pub(super) fn shapes_of(
         unit = unit.define("GATED_UNITS", 1);
     }
     let shared = slots * WARPS * slot_bytes + sum_bytes;
+    // Normed rows of a block, in f16 and, for f32 matrices, in f32.
+    let of_f16 = n8_tiles * hidden.div_ceil(256) * 4 * A16_TILE;
+    let has_f32 = gemvs().any(|gemv| !gemv.f32.is_empty());
+    let block_scratch = of_f16 + usize::from(has_f32) * 4 * rows * hidden;
+    unit = unit.define("SCRATCH_BYTES", block_scratch);
     let stages = stages_of(operations.iter().map(|(operation, _)| operation), shared);
     if stages > 0 {
         unit = unit.define("STAGES", stages);
     }
-    for (name, value) in defines {
+    for (name, value) in defines.all {
         unit = unit.define(name, value);
     }
     Some(Shapes {
@@ -331,9 +358,7 @@ pub(super) fn shapes_of(
         shared: narrow(shared),
         stages,
         block,
-        // Normed rows of a block, in f16 and in f32.
-        scratch: gpu.sm_count
-            * (n8_tiles * hidden.div_ceil(256) * 4 * A16_TILE + 4 * rows * hidden),
+        scratch: gpu.sm_count * block_scratch,
     })
 }
 

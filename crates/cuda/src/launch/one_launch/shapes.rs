@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::assignment::BlockShape;
-use super::operation::Operation;
+use super::operation::{Body, Operation};
 use super::task::{TaskKind, flag};
 use crate::gpu_props::GpuProps;
 use crate::launch::gemm::words::narrow;
@@ -35,6 +35,30 @@ pub(super) struct Shapes {
     pub(super) stages: usize,
 }
 
+/// Defines of the bodies of a unit.
+#[derive(Debug, Default)]
+pub(super) struct BodyDefines {
+    pub(super) all: BTreeMap<&'static str, String>,
+    /// Those of each kind of task.
+    by_kind: BTreeMap<u32, Vec<(&'static str, String)>>,
+}
+
+impl BodyDefines {
+    /// Adds those of a body; `None` if another body of its kind has others, or one of another kind
+    /// has another value.
+    pub(super) fn add(&mut self, body: &Body) -> Option<()> {
+        let of_kind = self.by_kind.entry(body.kind as u32);
+        if of_kind.or_insert_with(|| body.defines.clone()) != &body.defines {
+            return None;
+        }
+        let mut defines = body.defines.iter();
+        let fits = |(name, value): &(&'static str, String)| {
+            self.all.entry(name).or_insert_with(|| value.clone()) == value
+        };
+        defines.all(fits).then_some(())
+    }
+}
+
 /// As many stages of attention as all dynamic shared memory holds: while it runs, nothing else is
 /// in there. 0 where no operation is attention with stages.
 pub(super) fn stages_of<'a>(
@@ -54,7 +78,7 @@ pub(super) fn shapes_of(
     launches: &[Launch],
     operations: &[Operation],
 ) -> Option<Shapes> {
-    let mut defines: BTreeMap<&'static str, String> = BTreeMap::new();
+    let mut defines = BodyDefines::default();
     let (mut hidden, mut norm_warps) = (None, None);
     let (mut kinds, mut columns, mut parts, mut workspace) = (0, 0, 1, 0);
     let mut slot_bytes = 0;
@@ -89,12 +113,7 @@ pub(super) fn shapes_of(
                 workspace = workspace.max(body.workspace);
                 delta |= u32::from(body.kind == TaskKind::Delta);
                 attention = attention.max(body.attention);
-                for (name, value) in &body.defines {
-                    let known = defines.entry(name).or_insert_with(|| value.clone());
-                    if known != value {
-                        return None;
-                    }
-                }
+                defines.add(body)?;
             }
         }
     }
@@ -127,7 +146,7 @@ pub(super) fn shapes_of(
     let fixed = rows + block.sums * SUMS_BYTES;
     // Rows are written in f16 only.
     for (name, value) in [("OUT_F32", "0"), ("OUT_F16", "1"), ("N8_TILES", "1")] {
-        if defines.remove(name).is_some_and(|found| found != value) {
+        if defines.all.remove(name).is_some_and(|found| found != value) {
             return None;
         }
     }
@@ -151,7 +170,7 @@ pub(super) fn shapes_of(
     if stages > 0 {
         unit = unit.define("STAGES", stages);
     }
-    for (name, value) in defines {
+    for (name, value) in defines.all {
         unit = unit.define(name, value);
     }
     Some(Shapes {

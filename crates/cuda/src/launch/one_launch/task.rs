@@ -116,7 +116,7 @@ pub(crate) struct TilePart {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Load {
     Part(TilePart),
-    /// Nothing more before the next task of attention is done, which works in the ring.
+    /// Nothing more before the next task that works in the ring is done.
     Workspace,
 }
 
