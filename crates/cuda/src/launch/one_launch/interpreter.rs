@@ -213,6 +213,30 @@ impl TableTask {
         (self.exchanged >> i & 1 == 1).then_some(at..at + bytes)
     }
 
+    /// Calls `each` with every tile and its parts of both matrices, in the order of their sums.
+    /// Fails unless each sum belongs to one tile and the parts of a matrix follow each other.
+    pub(super) fn check_tiles(&self, mut each: impl FnMut(&TableTile, [&[&TablePart]; 2])) {
+        let mut parts: Vec<&TablePart> = self.parts.iter().collect();
+        parts.sort_by_key(|part| part.sum);
+        assert!(parts.iter().map(|part| part.sum).eq(0..parts.len()));
+        let mut sums = 0;
+        for tile in &self.tiles {
+            assert_eq!(tile.first_sum, sums);
+            sums += tile.n_sums;
+            let (first, second) = parts[tile.first_sum..sums].split_at(tile.n_first);
+            for parts in [first, second] {
+                let mut end = 0;
+                for part in parts {
+                    assert_eq!(part.first_unit, end, "of the tile at {}", tile.factors);
+                    end += part.units;
+                }
+            }
+            assert_eq!(second.is_empty(), self.flags & flag::SWIGLU == 0);
+            each(tile, [first, second]);
+        }
+        assert_eq!(sums, parts.len(), "a sum belongs to no tile");
+    }
+
     /// Exchanged bytes that the task reads and writes.
     pub(super) fn accesses(&self, shapes: &MixerShapes) -> [Vec<Range<u64>>; 2] {
         let w = &self.words;

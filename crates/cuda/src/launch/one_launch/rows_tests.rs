@@ -6,7 +6,7 @@ use super::interpreter::{TableTask, Turns, lists_of, run};
 use super::operation::Operation;
 use super::program::Program;
 use super::shapes::STATIC_SHARED_BYTES;
-use super::task::{TaskKind, flag};
+use super::task::TaskKind;
 use super::tests::launches_of;
 use crate::gpu_props::GpuProps;
 use crate::launch::Launch;
@@ -94,26 +94,10 @@ fn every_unit_of_every_tile_is_summed_once() {
             let rows = task.first..task.first + task.count;
             rows.for_each(|row| assert!(f32_rows.insert((task.words[1], row))));
         }
-        let mut parts: Vec<_> = task.parts.iter().collect();
-        parts.sort_by_key(|part| part.sum);
-        assert!(parts.iter().map(|part| part.sum).eq(0..parts.len()));
-        let mut sums = 0;
-        for tile in &task.tiles {
+        task.check_tiles(|tile, [_, second]| {
             assert!(seen.insert(tile.factors), "a tile is summed twice");
-            assert_eq!(tile.first_sum, sums);
-            sums += tile.n_sums;
-            let (first, second) = parts[tile.first_sum..sums].split_at(tile.n_first);
-            for parts in [first, second] {
-                let mut end = 0;
-                for part in parts {
-                    assert_eq!(part.first_unit, end, "of the tile at {}", tile.factors);
-                    end += part.units;
-                }
-            }
-            assert_eq!(second.is_empty(), task.flags & flag::SWIGLU == 0);
             gated += usize::from(!second.is_empty());
-        }
-        assert_eq!(sums, parts.len(), "a sum belongs to no tile");
+        });
     }
     let (mut tiles, mut rows) = (0, 0);
     for launch in &launches {

@@ -3,13 +3,10 @@
 
 use super::assignment::BlockShape;
 use super::operation::{Body, Gemv, Operation, Packed, RowsNorm, small_batch};
-use super::shapes::{
-    BodyDefines, MAX_HIDDEN, MAX_TILE_SUMS, STATIC_SHARED_BYTES, Shapes, stages_of,
-};
+use super::shapes::{BodyDefines, MAX_HIDDEN, MAX_TILE_SUMS, STATIC_SHARED_BYTES, Shapes};
 use super::task::{TaskKind, flag};
 use crate::gpu_props::GpuProps;
 use crate::launch::gated_delta::recurrent_storage_bytes;
-use crate::launch::gemm::words::narrow;
 use crate::launch::{CompileUnit, Launch};
 use crate::pack::A16_TILE;
 
@@ -346,19 +343,10 @@ pub(super) fn shapes_of(
     let has_f32 = gemvs().any(|gemv| !gemv.f32.is_empty());
     let block_scratch = of_f16 + usize::from(has_f32) * 4 * rows * hidden;
     unit = unit.define("SCRATCH_BYTES", block_scratch);
-    let stages = stages_of(operations.iter().map(|(operation, _)| operation), shared);
-    if stages > 0 {
-        unit = unit.define("STAGES", stages);
-    }
-    for (name, value) in defines.all {
-        unit = unit.define(name, value);
-    }
+    let operations = operations.iter().map(|(operation, _)| operation);
     Some(Shapes {
-        unit,
-        shared: narrow(shared),
-        stages,
-        block,
         scratch: gpu.sm_count * block_scratch,
+        ..Shapes::new(unit, defines, operations, (shared, block))
     })
 }
 

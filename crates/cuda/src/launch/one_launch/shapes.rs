@@ -31,7 +31,7 @@ pub(super) struct Shapes {
     pub(super) block: BlockShape,
     /// Bytes of work memory of all blocks.
     pub(super) scratch: usize,
-    /// Stages of attention.
+    /// Stages of attention; 0 where it has none.
     pub(super) stages: usize,
 }
 
@@ -59,17 +59,33 @@ impl BodyDefines {
     }
 }
 
-/// As many stages of attention as all dynamic shared memory holds: while it runs, nothing else is
-/// in there. 0 where no operation is attention with stages.
-pub(super) fn stages_of<'a>(
-    mut operations: impl Iterator<Item = &'a Operation>,
-    room: usize,
-) -> usize {
-    let stages = operations.find_map(|operation| match operation {
-        Operation::Body(body) => Some(body.tree?.stages_in(room)),
-        Operation::Gemv(_) => None,
-    });
-    stages.unwrap_or(0)
+impl Shapes {
+    /// `unit` with the defines of bodies, and with as many stages of attention as the `shared`
+    /// bytes of dynamic shared memory hold: while it runs, nothing else is in there.
+    pub(super) fn new<'a>(
+        mut unit: CompileUnit,
+        defines: BodyDefines,
+        mut operations: impl Iterator<Item = &'a Operation>,
+        (shared, block): (usize, BlockShape),
+    ) -> Shapes {
+        let stages = operations.find_map(|operation| match operation {
+            Operation::Body(body) => Some(body.tree?.stages_in(shared)),
+            Operation::Gemv(_) => None,
+        });
+        if let Some(stages) = stages {
+            unit = unit.define("STAGES", stages);
+        }
+        for (name, value) in defines.all {
+            unit = unit.define(name, value);
+        }
+        Shapes {
+            unit,
+            shared: narrow(shared),
+            block,
+            scratch: 0,
+            stages: stages.unwrap_or(0),
+        }
+    }
 }
 
 /// Those of a step of one row.
@@ -150,7 +166,7 @@ pub(super) fn shapes_of(
             return None;
         }
     }
-    let mut unit = CompileUnit::new("one_launch/one_launch.cu")
+    let unit = CompileUnit::new("one_launch/one_launch.cu")
         .define("HIDDEN", hidden)
         .define("WIDTH", hidden)
         .define("NORM_WARPS", norm_warps)
@@ -166,18 +182,10 @@ pub(super) fn shapes_of(
         .define("DELTA", delta)
         .define("ATTENTION", attention);
     let shared = slots * block.warps * slot_bytes + fixed;
-    let stages = stages_of(operations.iter(), shared);
-    if stages > 0 {
-        unit = unit.define("STAGES", stages);
-    }
-    for (name, value) in defines.all {
-        unit = unit.define(name, value);
-    }
-    Some(Shapes {
+    Some(Shapes::new(
         unit,
-        shared: narrow(shared),
-        block,
-        scratch: 0,
-        stages,
-    })
+        defines,
+        operations.iter(),
+        (shared, block),
+    ))
 }

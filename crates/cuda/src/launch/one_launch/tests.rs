@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use contract::{KvFormat, KvFormats, Limits, LoadConfig};
 use model::synth::SynthSpec;
 
-use super::interpreter::{MixerShapes, TablePart, TableTask, Turns, lists_of, run};
+use super::interpreter::{MixerShapes, TableTask, Turns, lists_of, run};
 use super::operation::Operation;
 use super::program::Program;
 use super::shapes::STATIC_SHARED_BYTES;
-use super::task::{TaskKind, flag};
+use super::task::TaskKind;
 use crate::gpu_props::GpuProps;
 use crate::launch::Launch;
 use crate::memory::BumpAllocator;
@@ -126,30 +126,17 @@ fn every_unit_of_every_tile_is_summed_once() {
     let mut seen = HashSet::new();
     for task in lists.iter().flatten() {
         let columns = (task.words[2] & 0xffff_ffff) as usize;
-        let mut parts: Vec<&TablePart> = task.parts.iter().collect();
-        parts.sort_by_key(|part| part.sum);
-        assert!(parts.iter().map(|part| part.sum).eq(0..parts.len()));
-        let mut sums = 0;
-        for tile in &task.tiles {
+        task.check_tiles(|tile, of_both| {
             assert!(seen.insert(tile.factors), "a tile is summed twice");
-            assert_eq!(tile.first_sum, sums);
-            sums += tile.n_sums;
-            let (first, second) = parts[tile.first_sum..sums].split_at(tile.n_first);
-            for parts in [first, second] {
-                let mut end = 0;
-                for part in parts {
-                    assert_eq!(part.first_unit, end, "of the tile at {}", tile.factors);
-                    end += part.units;
-                }
+            for parts in of_both {
+                let units: usize = parts.iter().map(|part| part.units).sum();
                 // Units of this kind have 64 values.
                 assert!(
-                    parts.is_empty() || end * 64 == columns,
-                    "{end} units of {columns}"
+                    parts.is_empty() || units * 64 == columns,
+                    "{units} units of {columns}"
                 );
             }
-            assert_eq!(second.is_empty(), task.flags & flag::SWIGLU == 0);
-        }
-        assert_eq!(sums, parts.len(), "a sum belongs to no tile");
+        });
     }
     let tiles = |launch: &Launch| match Operation::of(launch) {
         Some(Operation::Gemv(gemv)) => {
