@@ -57,8 +57,7 @@ __device__ __forceinline__ void consumer_sync() { named_barrier_sync<CONSUMER_BA
 // ---- the warp of tasks ---------------------------------------------------------------------------------------------
 
 // Tasks of a block, in the order of its list: copied as far ahead as there are slots, and for each the wait for its
-// counter and the raise of that of its phase. Consumer warps do neither: a fence waits for all that its warp has in
-// flight, and theirs have weights.
+// counter and the raise of that of its phase: one poll and one fence a block.
 struct TaskWarp {
     const LaunchParams& params;
     const u64* list;
@@ -129,7 +128,6 @@ struct TaskRunner {
     const LaunchParams& params;
     u8* memory;
     Clocks& clocks;
-
     int number;  // of the task that runs
 
     // Before a task that waits for a counter, or has a block of a separate kernel. No warp runs the task before.

@@ -40,8 +40,8 @@ const MIN_SPEEDUP_IN_ORDERS: f64 = 0.95;
 const MIN_SPEEDUP_ON_CODE: f64 = 1.25;
 
 /// The required speed-up of some classes on the CPU, in the order of the prompts. Texts and so
-/// speed-ups depend a little on the processor that records them: code 1.56 to 1.61, chat 1.43 to
-/// 1.47, repeated 1.26 to 1.4 on two.
+/// speed-ups depend a little on the processor that records them: on two of them code was 1.56 and
+/// 1.61, chat 1.43 and 1.47, repeated 1.26 and above 1.3.
 const MIN_SPEEDUPS: [(&str, f64); 4] = [
     ("code", 1.5),
     ("chat", 1.35),
